@@ -143,8 +143,8 @@ def settings() -> str:
                 "| key | meaning | default |\n|---|---|---|\n" + "\n".join(rows),
                 _UNITS,
                 "## Presets",
-                f"| preset | epochs | patience | {agents} |\n|---|---|---|---|---|---|---|\n"
-                + "\n".join(sizes),
+                f"| preset | epochs | patience | {agents} |\n"
+                f"|---|---|---{'|---' * len(supermax_agents())}|\n" + "\n".join(sizes),
                 "## Environment",
                 "| variable | sets |\n|---|---|\n" + "\n".join(variables),
             ]

@@ -200,7 +200,7 @@ def test_the_documentation_of_agents_is_complete(tmp_path: Path) -> None:
     columns = {f.name for f in dataclasses.fields(Columns)}
     for name in (*METRICS, *COSTS, *fields, *columns):
         assert re.search(rf"\b{name}\b", text), name
-    (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    block = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0]
     (tmp_path / "notes.csv").write_text(
         "patient,note,asked,verdict\n1,slept well,sleep?,no\n2,awake all night,sleep?,yes\n"
     )

@@ -245,6 +245,7 @@ for batch, length, again in ((4, 128, False), (12, 128, True), (12, 128, False))
     [
         "tiny-bert",
         pytest.param("tiny-modernbert", marks=pytest.mark.slow),
+        pytest.param("tiny-eurobert", marks=pytest.mark.slow),
         pytest.param("tiny-deberta", marks=pytest.mark.slow),
     ],
 )

@@ -18,7 +18,7 @@ from transformers import AutoModelForTokenClassification, get_linear_schedule_wi
 
 from supermax.training.data.entities import tags_of
 from supermax.training.data.examples import Corpus, Example
-from supermax.training.deploy.token_classifier import token_classifier
+from supermax.training.deploy.transformers_format import write_model
 from supermax.training.loop import train
 from supermax.training.prepare import Prepared, prepare
 from supermax.training.steps.batches import collate, order, packed
@@ -52,9 +52,9 @@ def prepared_for(
 
 def twin(prepared: Prepared, folder: Path) -> Any:
     """Return the model of transformers, saved and loaded with copies of the weights of ours."""
-    made = token_classifier(prepared, prepared.model.state_dict(), TRAIN.label_names)
-    assert made is not None
-    made.save_pretrained(folder)
+    folder.mkdir()
+    weights = {name: weight.float() for name, weight in prepared.model.state_dict().items()}
+    assert write_model(folder, prepared, weights, TRAIN.label_names) is not None
     return AutoModelForTokenClassification.from_pretrained(folder).double()
 
 

@@ -10,7 +10,7 @@ import pytest
 from supermax import UserError
 from supermax.search.settings import Settings
 from supermax.search.spaces import SEED, space_for, with_former, with_parameters
-from supermax.space import Space, choices, load, open_version, preset
+from supermax.space import Space, choices, load, open_version, preset, sampler_for
 from supermax.space.presets import presets
 from supermax.studies import stored_space
 from supermax.tasks.objective import configured
@@ -126,3 +126,45 @@ def test_settings_win_over_former_parameters() -> None:
     now = space_for(settings)
     older = with_parameters(load("evidence"), {"decode.max_answer": {"choices": [8, 16]}})
     assert with_former(now, older, "evidence") is now
+
+
+def test_windows_the_last_token_and_an_adapter_are_set_together() -> None:
+    narrow = {"text.long_texts": "windows", "head.pooling": "last", "adapter.rank": 8}
+    settings = Settings(agent="multilabel", trials=1, epochs=1, preset="demo", narrow=narrow)
+    space = space_for(settings)
+    assert choices(space, "head.pooling") == ["last"]
+    found = configured(
+        "multilabel", space.sample(optuna.create_study(sampler=sampler_for(space)).ask()), {}
+    )
+    assert (found.text.long_texts, found.head.pooling) == ("windows", "last")
+    assert (found.adapter.name, found.adapter.rank) == ("lora", 8)
+
+
+@pytest.mark.parametrize(
+    "narrow",
+    [{"text.long_texts": "windows"}, {"text.window_pooling": "max"}, {"text.doc_stride": 16}],
+)
+def test_settings_of_windows_turn_windows_on(narrow: dict[str, object]) -> None:
+    space = space_for(Settings(agent="criteria", trials=1, epochs=1, preset="demo", narrow=narrow))
+    found = space.sample(optuna.create_study(sampler=sampler_for(space)).ask())
+    text = configured("criteria", found, {}).text
+    assert text.long_texts == "windows"
+    assert {f"text.{name}": value for name, value in text} | narrow == {
+        f"text.{name}": value for name, value in text
+    }
+
+
+@pytest.mark.parametrize("agent", ["evidence", "share", "joint", "token-classification"])
+def test_agents_with_spans_or_entities_say_why_they_have_no_such_setting(agent: str) -> None:
+    settings = Settings(agent=agent, trials=1, epochs=1, narrow={"text.long_texts": "windows"})
+    with pytest.raises(UserError, match=r"spans and entities of long texts are always found"):
+        space_for(settings)
+
+
+@pytest.mark.parametrize("agent", ["criteria", "regression", "multilabel"])
+def test_a_space_cannot_search_settings_of_windows_that_it_never_makes(agent: str) -> None:
+    stride = {"text.doc_stride": {"choices": [16, 32]}}
+    with pytest.raises(UserError, match=r"text\.doc_stride: .*without text\.long_texts: windows"):
+        check_space(agent, with_parameters(load(agent), stride))
+    windows = {"text.long_texts": {"choices": ["windows"]}}
+    check_space(agent, with_parameters(load(agent), {**stride, **windows}))

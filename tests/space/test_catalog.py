@@ -41,7 +41,7 @@ def test_every_shipped_space_is_valid_and_its_defaults_are_feasible(name: str) -
 
 
 def test_all_four_agents_are_there_in_every_form() -> None:
-    folders = ("", "classic/", "demo/", "standard/")
+    folders = ("", "classic/", "demo/", "standard/", "modern/")
     wanted = {f"{folder}{agent}" for folder in folders for agent in AGENTS}
     assert set(shipped()) == wanted
 
@@ -81,6 +81,7 @@ def test_evidence_has_the_parameters_of_spans() -> None:
 
 def test_presets_have_documented_trials_and_epochs() -> None:
     known = presets()
+    assert all(tuple(size["trials"]) == AGENTS for size in known.values())
     assert [known["max"]["trials"][a] for a in AGENTS] == [800, 1200, 600, 600, 800, 800, 800]
     assert [known["supermax"]["trials"][a] for a in AGENTS] == [
         *(5000, 8000, 3000, 3000, 5000, 5000, 5000)

@@ -15,6 +15,7 @@ from supermax.results.report.page import page
 from supermax.search.search import Search
 from supermax.space import Space, load, loads
 from supermax.tasks import text_length as module
+from supermax.tasks.data_summary import data_summary
 from supermax.tasks.truncation import Cut, lengths_in, truncation, truncation_notices
 from supermax.training.data.examples import Corpus, Example
 from supermax.training.data.splits import split
@@ -52,6 +53,20 @@ def test_every_length_of_the_space_is_counted(tmp_path: Path) -> None:
     assert "Of 90 texts to classify" in truncation_notices(found)[0]
     assert f"{found[-1].texts} (33%) at {found[-1].length} tokens" in truncation_notices(found)[0]
     assert counted(90, tmp_path, "evidence") == []
+
+
+def test_texts_that_become_windows_are_counted_and_not_called_truncated(tmp_path: Path) -> None:
+    windows = {"text.long_texts": {"choices": ["windows"]}}
+    space = Space(name="walks", parameters={**SPACE.parameters, **windows})
+    data = split(corpus(90))
+    found = truncation("criteria", data, space, [find("tiny")], tmp_path)
+    assert [cut.texts for cut in found] == [cut.texts for cut in counted(90, tmp_path)]
+    (notice,) = truncation_notices(found)
+    assert notice.startswith("Of 90 texts to classify, tiny splits ")
+    assert notice.endswith(" at 64 tokens into windows.")
+    summary = data_summary("criteria", data, found)
+    assert (summary["cut"], summary["cuts"]) == ([], False)
+    assert data_summary("criteria", data, counted(90, tmp_path))["cuts"] is True
 
 
 def test_a_sample_of_many_texts_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -208,7 +208,7 @@ def test_the_pipeline_of_transformers_finds_the_same(folder: Path, splits: Split
     """On words with spaces in between: its tokenizer does not mark the parts of words."""
     texts = [" ".join(e.text[a:b] for a, b in words_in(e.text)) for e in splits.test.entities]
     ours = predict_examples(load_exported(folder), [Example(t, "", t) for t in texts])
-    pipe = pipeline("token-classification", str(folder / "encoder"), aggregation_strategy="first")
+    pipe = pipeline("token-classification", str(folder), aggregation_strategy="first")
     assert sum(len(p.entities or ()) for p in ours) > 20
     for text, prediction in zip(texts, ours, strict=True):
         theirs = found_by(pipe, text)
@@ -220,7 +220,7 @@ def test_the_pipeline_of_transformers_finds_the_same(folder: Path, splits: Split
 
 def test_logits_of_the_exported_model_are_ours(folder: Path, splits: Splits) -> None:
     loaded = load_exported(folder)
-    theirs = AutoModelForTokenClassification.from_pretrained(folder / "encoder").eval()
+    theirs = AutoModelForTokenClassification.from_pretrained(folder).eval()
     assert list(theirs.config.id2label.values()) == tag_names(splits.train.label_names)
     from supermax.training.models.assembly import Inputs
 
@@ -270,9 +270,7 @@ def test_the_pipeline_finds_the_same_in_texts_with_word_pieces(
     assert result.metrics["entity_f1"] == 1
     about = Description(("LOC", "PER"), None, result.metrics, "x")
     export(tmp_path / "model", prepared, result.weights, about)
-    pipe = pipeline(
-        "token-classification", str(tmp_path / "model" / "encoder"), aggregation_strategy=strategy
-    )
+    pipe = pipeline("token-classification", str(tmp_path / "model"), aggregation_strategy=strategy)
     ours = predict_examples(load_exported(tmp_path / "model"), examples[:3])
     for text, prediction in zip(texts, ours, strict=True):
         own = [(e.start, e.end, e.label) for e in prediction.entities or ()]

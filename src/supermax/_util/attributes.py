@@ -28,10 +28,12 @@ COSTS = ("model_size", "latency", "peak_memory")
 """Objectives other than metrics: the cost of inference."""
 UNTRAINED = "untrained/"
 """Prefix of an encoder that is initialised at random from its configuration."""
+TRUST = "trust_remote_code:"
+"""Prefix of an encoder whose own Python code may run, as a permission for that encoder alone."""
 TINY = tuple(
     f"tiny{family}"
     for family in ("", "-bert", "-roberta", "-deberta", "-xlmr", "-electra", "-modernbert",
-                   "-distilbert")
+                   "-eurobert", "-distilbert")
 )  # fmt: skip
 """Small encoders for a CPU, initialised at random."""
 

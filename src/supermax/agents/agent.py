@@ -21,6 +21,8 @@ class Target:
     """Attribute of an example that holds the label."""
     trivial: str
     """Predictions of the trivial baseline."""
+    task: str
+    """Task of the pipelines of transformers and of the Hugging Face Hub."""
     windowed: bool = False
     """True: a long text becomes several windows; False: it is truncated."""
 
@@ -32,6 +34,7 @@ CLASSES = Target(
     "a label",
     field="label",
     trivial="majority class",
+    task="text-classification",
 )
 SPANS = Target(
     "spans",
@@ -40,6 +43,7 @@ SPANS = Target(
     "an answer, or with none marked",
     field="spans",
     trivial="no answer",
+    task="question-answering",
     windowed=True,
 )
 NUMBERS = Target(
@@ -49,6 +53,7 @@ NUMBERS = Target(
     "a number",
     field="value",
     trivial="mean",
+    task="text-classification",
 )
 LABEL_SETS = Target(
     "label_sets",
@@ -57,6 +62,7 @@ LABEL_SETS = Target(
     "its labels",
     field="labels",
     trivial="every label",
+    task="text-classification",
 )
 ENTITIES = Target(
     "entities",
@@ -65,6 +71,7 @@ ENTITIES = Target(
     "entities, or with none marked",
     field="entities",
     trivial="most frequent tag of each word",
+    task="token-classification",
     windowed=True,
 )
 TARGETS = (CLASSES, SPANS, NUMBERS, LABEL_SETS, ENTITIES)
@@ -129,6 +136,12 @@ class Agent:
     def windows(self) -> bool:
         """True: it splits long texts of some of its examples into windows."""
         return any(target.windowed for target in self.targets)
+
+    @property
+    def text_level(self) -> bool:
+        """True: it has one encoder, and outputs for the whole text only. It can pool windows of a
+        long text, and read the last token of a causal decoder."""
+        return self.encoders == 1 and {*self.targets} <= {CLASSES, NUMBERS, LABEL_SETS}
 
     @property
     def truncates(self) -> bool:

@@ -52,6 +52,7 @@ _GPU_BERT = Layer(24, 4, 4, per_pair=2, masks_hidden=2)
 _CPU_BERT = Layer(32, 8, 10, unmasked=4, masks_hidden=8, dropped_scores=12)
 _GPU: dict[str, Layer] = {
     "modernbert": Layer(24, 8, 8, per_pair=2, masks_inner=1, dropped_hidden=1),
+    "eurobert": Layer(34, 8, 8, per_pair=2),
     "deberta-v2": Layer(
         24.5,
         4,
@@ -70,6 +71,7 @@ _CPU: dict[str, Layer] = {
     "modernbert": Layer(
         40.4, 16, 1, unmasked=4, masks_inner=4, dropped_scores=12, dropped_hidden=-4.4
     ),
+    "eurobert": Layer(40, 16, 2, unmasked=4, dropped_scores=12),
     "deberta-v2": Layer(
         35.2,
         8,

@@ -42,7 +42,7 @@ _GENERATORS = {
 def data_of(settings: Settings) -> Splits:
     """Read the data and split it. Raises UserError where there is none, or it cannot be read."""
     data, seed, agent = settings.data, settings.data.split_seed, agent_of(settings.agent)
-    if data.path is None and settings.preset not in ("demo", "standard"):
+    if data.path is None and settings.preset not in ("demo", "standard", "modern"):
         raise UserError(
             f"No data is named for the agent '{settings.agent}'. Name a file or a folder (CSV, "
             f"JSONL, Parquet, texts by class, ReDSM5) with --data or in the settings, or try "

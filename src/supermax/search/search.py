@@ -182,7 +182,7 @@ class Search:
         space = self.space or self._size.space
         if (stored := stored_space(str(self.storage), self.name or self.agent)) is not None:
             space = with_former(space, stored, self.agent)
-        return fitted(space, self.resources.device)
+        return fitted(space, self.resources.device, self.agent)
 
     @cached_property
     def fit(self) -> Fitted:
@@ -190,9 +190,10 @@ class Search:
         fit_length = self.fit_length
         if fit_length is None:
             fit_length = self._size.fit_length and self.space is None
+        fit = self._machine_fit
         if fit_length:
-            return self._machine_fit.with_length(self.all_splits, self.cache)
-        return self._machine_fit
+            fit = fit.with_length(self.all_splits, self.cache)
+        return fit.within_limits()
 
     def run(self, **changes: Any) -> Tuned:
         """Run the search. `changes` are arguments of supermax.optimize that replace those of

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from supermax.agents import agent_of
+from supermax.errors import UserError
 from supermax.search.settings import Settings
 from supermax.space import Space, load, narrowed, with_lora
 from supermax.space.adapters import NAME as ADAPTER
@@ -14,7 +16,11 @@ from supermax.space.presets import LENGTH, preset, unsearched
 SEED = "train.seed"
 """Random seed of a training. The spaces of the package do not search it: the best of several seeds
 is no better configuration."""
+_POOLING = "head.pooling"
 _POLICY = "no_answer.policy"
+_LONG_TEXTS, _WINDOW_POOLING = "text.long_texts", "text.window_pooling"
+_OF_WINDOWS = {_WINDOW_POOLING, "text.doc_stride"}
+"""Parameters that have no effect without windows."""
 _OF_POLICIES = {"no_answer.threshold": "threshold", "no_answer.ratio": "ratio"}
 """Policies that parameters belong to."""
 
@@ -31,23 +37,50 @@ def space_for(settings: Settings) -> Space:
         space = Space(**{"name": settings.study, **settings.space})
     if settings.space is not None and models:
         space = narrowed(space, {"encoder.name": settings.models})
-    space, narrow = with_parameters(space, _wanted(settings)), dict(settings.narrow)
+    space = _with_last_token(with_parameters(space, _wanted(settings)), settings.narrow)
+    narrow = dict(settings.narrow)
     if any(name in lora_parameters() for name in narrow) and ADAPTER not in space.parameters:
         space = with_lora(space)
         narrow.setdefault(ADAPTER, "lora")  # a rank, say, needs the adapter
     return narrowed(space, narrow) if narrow else space
 
 
+def _with_last_token(space: Space, narrow: Mapping[str, Any]) -> Space:
+    """Return the space that pools by the last token, where settings ask for it: no space of the
+    package searches it, since encoders need it less than decoders."""
+    if _POOLING not in space.parameters or narrow.get(_POOLING) not in ("last", ["last"]):
+        return space
+    data = space.data()
+    return Space(
+        **{
+            **data,
+            "parameters": {
+                **data["parameters"],
+                _POOLING: {"choices": ["last"], "default": "last"},
+            },
+        }
+    )
+
+
 def _wanted(settings: Settings) -> dict[str, dict[str, Any]]:
     """Return the parameters that settings narrow although no space of the package has them.
 
-    A threshold, or a ratio, also needs its no-answer policy.
+    A threshold, or a ratio, also needs its no-answer policy, and settings of windows need windows.
     """
     known, narrow = unsearched(settings.agent), settings.narrow
+    refused = [name for name in (_LONG_TEXTS, _WINDOW_POOLING) if name in narrow]
+    if refused and not agent_of(settings.agent).text_level:
+        raise UserError(
+            f"The agent '{settings.agent}' has no {' and no '.join(refused)}: spans and entities "
+            f"of long texts are always found in windows, and only agents with one encoder and "
+            f"outputs for the whole text can pool those of windows. Leave it out."
+        )
     wanted = {name: known[name] for name in narrow if name in known}
     policies = [_OF_POLICIES[name] for name in wanted if name in _OF_POLICIES]
     if policies and _POLICY not in wanted:
         wanted[_POLICY] = {"choices": policies, "default": policies[0]}
+    if wanted.keys() & _OF_WINDOWS and _LONG_TEXTS not in wanted:
+        wanted[_LONG_TEXTS] = {"choices": ["windows"], "default": "windows"}
     return wanted
 
 

@@ -27,8 +27,14 @@ def unsearched(agent: str) -> dict[str, dict[str, Any]]:
     """Return the parameters of an agent that no space of the package searches, with all of their
     values."""
     data = yaml.safe_load((CATALOG / "_unsearched.yaml").read_text(encoding="utf-8"))
-    spans, label_sets = agent_of(agent).spans, agent_of(agent).label_sets
-    others = (*(() if spans else ("no_answer.", "decode.")), *(() if label_sets else ("labels.",)))
+    its = agent_of(agent)
+    prefixes = {
+        "no_answer.": its.spans,
+        "decode.": its.spans,
+        "labels.": its.label_sets,
+        "text.": its.text_level,
+    }
+    others = tuple(prefix for prefix, has in prefixes.items() if not has)
     return {
         name: parameter
         for name, parameter in data["parameters"].items()

@@ -49,9 +49,17 @@ def data_summary(agent: str, splits: Splits, cuts: Sequence[Cut]) -> dict[str, o
         "texts": len(texts),
         "words": _quantiles([len(text.split()) for text in texts]),
         "characters": _quantiles([len(text) for text in texts]),
-        "cut": [asdict(cut) for cut in sorted(cuts, key=lambda cut: -cut.texts)[:_MOST_CUTS]],
-        "cuts": its.truncates,
+        "cut": [_cut(cut) for cut in sorted(cuts, key=lambda c: -c.texts) if not cut.windows][
+            :_MOST_CUTS
+        ],
+        "cuts": its.truncates and not any(cut.windows for cut in cuts),
     }
+
+
+def _cut(cut: Cut) -> dict[str, object]:
+    facts = asdict(cut)
+    del facts["windows"]  # it is False
+    return facts
 
 
 def shown_labels(corpus: Corpus) -> list[str]:

@@ -18,7 +18,7 @@ import torch
 from optuna.trial import BaseTrial
 from safetensors.torch import save_file
 
-from supermax._util.attributes import HALF_WRITTEN, RESULT, WEIGHTS
+from supermax._util.attributes import HALF_WRITTEN, RESULT, TRUST, WEIGHTS
 from supermax.agents import agent_of
 from supermax.engine.processes.remote_trial import RemoteTrial, TrialInterrupted
 from supermax.engine.promotion.ladder import Promotion
@@ -236,7 +236,8 @@ def configured(
 def encoder_title(config: Config) -> str:
     """Return the names of the encoders for display; of a folder, only its last part."""
     used = [part.name for part in (config.encoder, config.evidence_encoder) if part is not None]
-    names = [Path(name).name if name.startswith(("/", ".", "~")) else name for name in used]
+    names = [name.removeprefix(TRUST) for name in used]
+    names = [Path(name).name if name.startswith(("/", ".", "~")) else name for name in names]
     return " + ".join(dict.fromkeys(names))
 
 

@@ -15,7 +15,7 @@ from supermax.space.adapters import NAME as ADAPTER
 from supermax.space.adapters import may_adapt
 from supermax.space.feasible import possible
 from supermax.space.presets import LENGTH, unsearched
-from supermax.tasks.space_values import integers
+from supermax.tasks.space_values import always_windows, integers
 from supermax.training.config import FULL_TRAINING, TextConfig, config_keys, read_limits
 from supermax.training.data.examples import Corpus
 from supermax.training.data.names import is_name
@@ -77,6 +77,12 @@ def check_space(agent: str, space: Space) -> None:
         for name in space.parameters
         if name in others
     ]
+    if agent_of(agent).text_level and "text.long_texts" not in space.parameters:
+        wrong += [
+            f"{name}: the agent '{agent}' does not use it without text.long_texts: windows"
+            for name in ("text.doc_stride", "text.window_pooling")
+            if name in space.parameters
+        ]
     if wrong:
         raise UserError(listed(f"The space '{space.name}' is not for the agent '{agent}':", wrong))
     check_adapter(space)
@@ -181,9 +187,10 @@ def check_questions(
     defaults, has_spans = TextConfig(), agent_of(agent).spans
     length = max(integers(space, LENGTH), default=defaults.max_length)
     stride = min(integers(space, "text.doc_stride"), default=defaults.doc_stride)
-    stride = stride if agent_of(agent).windows else 0
+    stride = stride if agent_of(agent).windows or always_windows(space) else 0
     examples = [e for part in (splits.train, splits.validation) for e in examples_for(agent, part)]
-    if not has_spans and length > _MOST_SPECIAL_TOKENS and not any(e.question for e in examples):
+    roomy = length > _MOST_SPECIAL_TOKENS + stride
+    if not has_spans and roomy and not any(e.question for e in examples):
         return  # without questions there is always room: load no tokenizer
     for source in sources:
         tokenizer = tokenizer_for(source, texts_of(splits.train), cache)

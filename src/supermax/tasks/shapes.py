@@ -16,6 +16,7 @@ from typing import TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
 from torch import nn
+from transformers import PretrainedConfig
 
 from supermax._util.files import make_private, write_whole
 from supermax.memory.facts import AdaptedLayers, EncoderSizes
@@ -26,7 +27,12 @@ from supermax.training.models.encoders import depth_of, layer_list, outline
 from supermax.training.models.sources import Source
 
 T = TypeVar("T")
-_INNER = ("intermediate_size", "hidden_dim")  # names of the feed-forward size in configurations
+_INNER = (
+    "intermediate_size",
+    "hidden_dim",
+    "n_inner",
+    "ffn_dim",
+)  # names of the feed-forward size in configurations
 _ENCODER = TypeAdapter(EncoderSizes)
 _ADAPTED = TypeAdapter(AdaptedLayers)
 _BOOL = TypeAdapter(bool)
@@ -87,8 +93,10 @@ def _distinct_inputs(model: nn.Module, paths: Sequence[str]) -> int:
     return sum(sum({0: each[0], len(each) - 1: each[-1]}.values()) for each in by_module.values())
 
 
-def why_unusable(source: Source) -> str | None:
-    """Return the reason why no agent can use an encoder; None if agents can. Cached on disk.
+def why_unusable(source: Source, last_token: bool = False) -> str | None:
+    """Return the reason why agents cannot use an encoder; None if they can. Cached on disk.
+
+    With `last_token` only the state of the last token is read, which suits a decoder too.
 
     The first call for an encoder imports its code, which takes seconds.
     """
@@ -98,12 +106,13 @@ def why_unusable(source: Source) -> str | None:
             causal = is_causal(source.config)
             _write(file, causal)
         _causal[mark] = causal
-    if not _causal[mark]:
+    if not _causal[mark] or last_token:
         return None
     return (
         f"The encoder '{source.name}' cannot be used: it is a decoder with causal attention "
         f"({source.config.model_type}), whose tokens attend only to those before them, and agents "
-        f"need tokens that attend to the whole text. Use an encoder instead, for example "
+        f"need tokens that attend to the whole text. To classify texts or to predict numbers by "
+        f"its last token, set head.pooling to last; otherwise use an encoder, for example "
         f"{', '.join(_USABLE)}."
     )
 
@@ -126,6 +135,12 @@ def _write(file: Path, value: object) -> None:
         write_whole(file, json.dumps(value))
 
 
+def _inner(config: PretrainedConfig) -> int:
+    """Return the feed-forward size; four times the hidden size where none is given."""
+    found = (getattr(config, key, None) for key in _INNER)
+    return int(next((size for size in found if size), 4 * config.hidden_size))
+
+
 def _measure(source: Source, model: nn.Module) -> EncoderSizes:
     config, depths = source.config, depth_of(model)
     stack, modules = layer_list(model)
@@ -142,7 +157,7 @@ def _measure(source: Source, model: nn.Module) -> EncoderSizes:
         family=str(config.model_type),
         fingerprint=source.fingerprint,
         hidden=int(config.hidden_size),
-        inner=int(next(getattr(config, key) for key in _INNER if hasattr(config, key))),
+        inner=_inner(config),
         heads=int(config.num_attention_heads),
         embeddings=by_depth[0],
         by_layer=tuple(

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from supermax.space import Categorical, Space
+from supermax.space import Categorical, Space, choices
+
+
+def always_windows(space: Space) -> bool:
+    """Return True if every trial splits long texts into windows instead of truncating them."""
+    name = "text.long_texts"
+    return name in space.parameters and set(choices(space, name)) == {"windows"}
 
 
 def integers(space: Space, name: str, most: int | None = None) -> list[int]:

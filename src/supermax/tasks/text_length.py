@@ -1,6 +1,6 @@
 """Choice of text.max_length from the data: the shortest that truncates at most 1 % of the texts.
 
-Splits, Space, Source ──with_length()──▶ the space with that length only
+Splits, Space, Source ──with_length()──▶ the space with that length, or with those up to it
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from supermax.agents.agent import TARGETS
-from supermax.space import Space, narrowed
+from supermax.space import Categorical, Space, narrowed
 from supermax.space.presets import LENGTH
 from supermax.tasks.space_values import integers
 from supermax.training.data.examples import Example
@@ -29,7 +29,11 @@ _LEAST_SAMPLE = 1_000  # for each encoder: the 95 % interval of a share is then 
 def with_length(
     space: Space, splits: Splits, sources: Collection[Source], cache: Path
 ) -> tuple[Space, str]:
-    """Return the space with one length, and a sentence about it."""
+    """Return the space with the length that the data needs, and a sentence about it.
+
+    A range of lengths becomes that one. Of a list all up to it remain, since shorter ones cost
+    less.
+    """
     of_target = {t: [e for part in splits.parts for e in part.of(t)] for t in TARGETS}
     sample = sample_size(len(sources))
     histograms = [
@@ -41,7 +45,13 @@ def with_length(
         for target, examples in of_target.items()
         if examples
     ]
-    length = shortest(histograms, integers(space, LENGTH))
+    lengths = integers(space, LENGTH)
+    length = shortest(histograms, lengths)
+    listed = isinstance(space.parameters[LENGTH].branches[0], Categorical)
+    remaining = [n for n in lengths if n <= length]
+    if listed and len(remaining) > 1:
+        found = ", ".join(map(str, remaining))
+        return narrowed(space, {LENGTH: remaining}), f"{LENGTH} is one of {found}, from the data."
     return narrowed(space, {LENGTH: length}), f"{LENGTH} is {length}, from the data."
 
 

@@ -13,6 +13,7 @@ from supermax._util.text import counted
 from supermax.agents import agent_of
 from supermax.space import Categorical, Space
 from supermax.space.presets import LENGTH
+from supermax.tasks.space_values import always_windows
 from supermax.tasks.text_length import counted_lengths, sample_size
 from supermax.training.config import TextConfig
 from supermax.training.data.splits import Splits
@@ -35,6 +36,8 @@ class Cut:
     """Number of all texts."""
     sampled: bool
     """True: `texts` is extrapolated from a sample."""
+    windows: bool = False
+    """True: the texts become windows instead of being truncated."""
 
     def __str__(self) -> str:
         share = "under 1%" if 100 * self.texts < self.of else f"{self.texts / self.of:.0%}"
@@ -64,7 +67,7 @@ def truncation(
         lengths = counted_lengths(examples, source, splits, cache, sample)
         most_tokens = max_input_length(source)
         cuts += (
-            Cut(source.name, length, cut, len(examples), lengths.sampled)
+            Cut(source.name, length, cut, len(examples), lengths.sampled, always_windows(space))
             for length in dict.fromkeys(min(n, most_tokens) for n in lengths_in(space))
             if (cut := lengths.longer(length))
         )
@@ -83,7 +86,8 @@ def lengths_in(space: Space) -> list[int]:
 
 
 def truncation_notices(cuts: Sequence[Cut]) -> list[str]:
-    """Return a sentence for each set of encoders that truncate alike, most truncated first."""
+    """Return a sentence for each set of encoders that truncate alike, or split texts into windows
+    alike, those with most texts first."""
     if not cuts:
         return []
     by_encoder: dict[str, list[Cut]] = {}
@@ -92,10 +96,11 @@ def truncation_notices(cuts: Sequence[Cut]) -> list[str]:
     alike: dict[str, list[str]] = {}
     for encoder, its_cuts in sorted(by_encoder.items(), key=lambda item: -item[1][0].texts):
         alike.setdefault(", ".join(map(str, its_cuts)), []).append(encoder)
+    verb, rest = ("split", " into windows") if cuts[0].windows else ("truncate", "")
     lines = [
         f"Of {cuts[0].of:,} texts to classify, {', '.join(names)} "
-        f"{'truncates' if len(names) == 1 else 'truncate'} {words}."
+        f"{verb}{'s' if len(names) == 1 else ''} {words}{rest}."
         for words, names in alike.items()
     ]
     hidden = sum(len(names) for names in list(alike.values())[_SHOWN:])
-    return lines[:_SHOWN] + [f"{counted(hidden, 'more encoder')} truncate fewer."] * (hidden > 0)
+    return lines[:_SHOWN] + [f"{counted(hidden, 'more encoder')} {verb} fewer."] * (hidden > 0)

@@ -58,6 +58,12 @@ class TextConfig(_Part):
     """Tokens of a sequence, with the question and special tokens."""
     doc_stride: int = Field(64, ge=0)
     """Tokens that two consecutive windows of a long text share."""
+    long_texts: Literal["cut", "windows"] = "cut"
+    """A text to classify, or to predict a number from, that is longer than max_length: it is
+    truncated, or it becomes windows whose outputs are pooled. Spans and entities are always found
+    in windows."""
+    window_pooling: Literal["mean", "max"] = "mean"
+    """Pooling of the logits of classes or labels, or of the numbers, of a text's windows."""
 
 
 class TrainConfig(_Part):
@@ -97,7 +103,9 @@ class ScheduleConfig(_Part):
 
 
 class HeadConfig(_Part):
-    pooling: Literal["cls", "mean", "max", "attention"] = "cls"
+    pooling: Literal["cls", "mean", "max", "attention", "last"] = "cls"
+    """`last`: the state of the last token, the only one of a causal decoder that has seen the
+    whole text."""
     depth: int = Field(1, ge=1)
     width: int = Field(256, ge=1)
     """Hidden size of the head."""
@@ -203,6 +211,22 @@ class Config(_Part):
                 f"transformers, which is linear: leave it out"
             )
         return self
+
+    @model_validator(mode="after")
+    def _check_windows(self) -> Config:
+        if self.text.long_texts == "windows" and not agent_of(self.agent).text_level:
+            raise ValueError(
+                f"text.long_texts is windows, but the agent {self.agent} cannot pool the outputs "
+                f"of windows: only agents with one encoder and outputs for the whole text can. "
+                f"Leave it at cut"
+            )
+        return self
+
+    @property
+    def window_stride(self) -> int | None:
+        """Tokens that the windows of a text without spans or entities share; None: it is
+        truncated."""
+        return self.text.doc_stride if self.text.long_texts == "windows" else None
 
     @model_validator(mode="after")
     def _check_loss(self) -> Config:

@@ -27,7 +27,7 @@ from supermax.training.eval.evaluate import Evaluation, evaluation_of
 from supermax.training.eval.metrics import check_metric, decoding_objective
 from supermax.training.models.adapters import add_adapter
 from supermax.training.models.assembly import Model, Scaling
-from supermax.training.models.encoders import load_encoder, prepared_config
+from supermax.training.models.encoders import check_dropouts, load_encoder, prepared_config
 from supermax.training.models.initial_weights import InitialWeights
 from supermax.training.models.sources import Source, find
 from supermax.training.models.tokenizers import special_ids, tokenizer_for
@@ -213,9 +213,10 @@ def _build_model(
     device: str,
 ) -> Model:
     encoders: list[PreTrainedModel] = []
+    dropouts = config.encoder.dropout, config.encoder.attention_dropout
+    check_dropouts(sources, *dropouts)
     for source, tokenizer in zip(sources, tokenizers, strict=True):
         ids = special_ids(tokenizer)
-        dropouts = config.encoder.dropout, config.encoder.attention_dropout
         encoder_config = prepared_config(source, *dropouts, **ids)
         if device == "cpu":  # a cached copy would count against the trial's memory budget
             encoders.append(load_encoder(source, encoder_config))
@@ -283,12 +284,18 @@ def _tokens(
         doc_stride=config.text.doc_stride,
         cache=cache,
         key=f"{key} {_tokenizer_digest(tokenizer)}",
+        windows=config.window_stride is not None,
     )
+
+
+_LIMITS = {"neobert": "max_length"}
+"""Keys of the limit of tokens, of model types that have another one."""
 
 
 def max_input_length(source: Source) -> int:
     """Return the most tokens that the encoder's position embeddings allow."""
-    positions = getattr(source.config, "max_position_embeddings", None) or 1 << 30
+    key = _LIMITS.get(source.config.model_type, "max_position_embeddings")
+    positions = getattr(source.config, key, None) or 1 << 30
     # RoBERTa's positions start at the padding index + 1.
     shifted = source.config.model_type in ("roberta", "xlm-roberta", "camembert")
     return int(positions) - (2 if shifted else 0)

@@ -12,18 +12,20 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModel
+from transformers import AutoModel, AutoModelForSequenceClassification
 
 from supermax.errors import UserError
 from supermax.training.config import Config
 from supermax.training.deploy.adapter import base_model
 from supermax.training.deploy.export import export, load_exported
 from supermax.training.deploy.exported import Description
+from supermax.training.deploy.onnx_export import export_onnx
 from supermax.training.loop import train
 from supermax.training.models.assembly import Model
 from supermax.training.prepare import Prepared
 from supermax.training.steps.batches import collate
 from tests.training.corpora import Quiet, config, ready
+from tests.ui.cli.helping import sm
 
 HEADS: dict[str, Any] = {
     "head": {"depth": 2, "pooling": "attention"},
@@ -86,6 +88,37 @@ def test_a_merged_model_predicts_as_the_trained_one(
     with torch.inference_mode():
         states, same = (each.eval()(**given).last_hidden_state for each in (encoder, ours))
     torch.testing.assert_close(states, same, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_transformers_loads_a_merged_model_as_a_whole(
+    tmp_path: Path, bases: dict[str, str], pooling: str
+) -> None:
+    """Without peft: as a class of transformers, or with the code that comes along."""
+    linear = wanted_for(bases, head={"pooling": pooling, "depth": 1})
+    prepared, weights = trained(tmp_path / "cache", linear)
+    folder = put(tmp_path / "model", prepared, weights)
+    code = (folder / "modeling_supermax.py").exists()
+    assert code == (pooling == "mean")
+    model = AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=code)
+    inputs = collate(prepared.train.views, prepared.pads, prepared.train.chosen[:6]).inputs[0]
+    with torch.inference_mode():
+        found = model.eval()(
+            input_ids=inputs.ids, attention_mask=inputs.mask, token_type_ids=inputs.types
+        ).logits
+    expected = logits(prepared.model, prepared)
+    torch.testing.assert_close(found.flatten(), expected, rtol=0, atol=2e-5)
+
+
+def test_an_adapter_alone_is_not_converted_to_onnx(tmp_path: Path, bases: dict[str, str]) -> None:
+    prepared, weights = trained(tmp_path / "cache", wanted_for(bases))
+    folder = put(tmp_path / "model", prepared, weights, adapter=True)
+    said = sm("export", str(folder), "--onnx", code=2)
+    assert "holds an adapter without the weights of its encoder" in said
+    assert "refit" in said
+    assert "Loading" not in said
+    with pytest.raises(UserError, match="without --adapter"):
+        export_onnx(folder, tmp_path / "model.onnx")
 
 
 @pytest.mark.parametrize("agent", ["criteria", "joint", "regression"])
@@ -195,6 +228,6 @@ def test_an_older_version_says_that_it_cannot_read_it(
 ) -> None:
     prepared = ready(tmp_path / "cache", wanted_for(bases), n=4)
     folder = put(tmp_path / "model", prepared, prepared.model.saved_state(), adapter=True)
-    monkeypatch.setattr("supermax.training.deploy.exported.ADAPTER_FORMAT", 1)
+    monkeypatch.setattr("supermax.training.deploy.exported.FORMAT", 1)
     with pytest.raises(UserError, match=r"newer Supermax .format 2; this one reads up to 1"):
         load_exported(folder)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
@@ -28,10 +29,11 @@ from supermax.training.data.synthetic import synthetic
 from supermax.training.deploy import export as module
 from supermax.training.deploy.export import export, load_exported
 from supermax.training.deploy.exported import Description
+from supermax.training.eval.intervals import Estimate
 from supermax.training.prepare import Prepared, prepare
 from supermax.training.steps.batches import collate
 from supermax.training.steps.execution import Execution
-from tests.training.corpora import OPEN, config, corpus, ready
+from tests.training.corpora import OPEN, config, corpus, corpus_for, ready
 
 FAMILIES = ["bert", "roberta", "deberta", "xlmr", "electra", "modernbert", "distilbert"]
 
@@ -192,6 +194,64 @@ def test_the_cards_program_runs_on_a_file_with_the_searchs_columns(tmp_path: Pat
         program = program.replace(f'"{name}"', f'"{tmp_path / name}"')
     exec(program, {})
     assert len((tmp_path / "predictions.csv").read_text().splitlines()) == 2
+
+
+def test_the_cards_metadata_are_those_of_the_hub(tmp_path: Path) -> None:
+    """Read by huggingface_hub, which parses what the hub shows."""
+    prepared = ready(tmp_path / "cache", config("regression"), n=6)
+    hub = tuple(replace(source, place="someone/model") for source in prepared.sources)
+    metrics = {"spearman": 0.25, "rmse": 12.5, "r2": float("nan")}
+    estimates = {name: Estimate(0.2, 0.1, 0.3, (0.2, 0.2)) for name in metrics}
+    made = put(tmp_path / "m", replace(prepared, sources=hub), label_names=(), metrics=metrics,
+               estimates=estimates)  # fmt: skip
+    data = ModelCard.load(made / "README.md").data
+    assert data.pipeline_tag == "text-classification"
+    assert (data.library_name, data.base_model) == ("transformers", ["someone/model"])
+    assert data.metrics == ["spearmanr", "rmse"]
+    found = {(r.metric_name, r.metric_value, r.dataset_split) for r in data.eval_results}
+    assert found == {("spearman", 0.25, "test"), ("rmse", 12.5, "test")}
+    assert {r.task_type for r in data.eval_results} == {"text-classification"}
+
+
+def test_the_card_has_no_path_of_an_encoder(tmp_path: Path, folder: Path) -> None:
+    prepared = ready(tmp_path / "other", config(encoder={"name": str(folder / "encoder")}), n=6)
+    card = (put(tmp_path / "again", prepared) / "README.md").read_text()
+    assert "# criteria on encoder" in card
+    assert str(tmp_path) not in card
+
+
+@pytest.mark.filterwarnings("ignore:Tokenizer does not support real words:UserWarning")
+@pytest.mark.parametrize(
+    ("agent", "tag"),
+    [
+        ("criteria", "text-classification"),
+        ("evidence", "question-answering"),
+        ("joint", None),
+        ("multilabel", "text-classification"),
+        ("token-classification", "token-classification"),
+    ],
+)
+def test_the_card_of_each_task(tmp_path: Path, agent: str, tag: str | None) -> None:
+    """A model without metrics, of an encoder from nowhere; all programs of the card run."""
+    other = {"evidence_encoder": {"name": "tiny-deberta"}} if agent == "joint" else {}
+    prepared = ready(tmp_path / "cache", config(agent, **other, labels={"threshold": 0.5}), n=6)
+    names = corpus_for(agent, 6, 1).label_names
+    made = put(tmp_path / "m", prepared, metrics={}, label_names=names)
+    card = ModelCard.load(made / "README.md")
+    assert (card.data.pipeline_tag, card.data.base_model, card.data.eval_results) == (
+        tag,
+        None,
+        None,
+    )
+    with (tmp_path / "texts.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["text", "question"], ["so tired", "Is it sleep?"]])
+    programs = str(card).split("```python\n")[1:]
+    assert len(programs) == 3
+    for program in programs:
+        code = program.partition("```")[0].replace("path/to/this/folder", str(made))
+        for name in ("texts.csv", "predictions.csv"):
+            code = code.replace(f'"{name}"', f'"{tmp_path / name}"')
+        exec(code, {})
 
 
 def test_a_pretrained_encoder_is_not_called_untrained(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_layers_are_restored(name: str) -> None:
     before, saved = parts(model), list(model.state_dict())
     restore = use_tensor_rates(layer_list(model)[1])
     kinds = {type(module) for module in layer_list(model)[1].modules()}
-    assert TensorRateDropout in kinds
+    assert (TensorRateDropout in kinds) == (name != "tiny-eurobert")  # it has no modules, a float
     assert nn.Dropout not in kinds
     assert list(model.state_dict()) == saved  # a checkpoint is as it was
     model.eval()

@@ -18,14 +18,18 @@ from supermax.errors import UserError
 from supermax.training.models import architectures, sources
 from supermax.training.models.assembly import Model
 from supermax.training.models.encoders import (
+    check_dropouts,
     depth_of,
+    dropout_keys,
     layer_list,
     load_encoder,
+    outline,
     prepared_config,
     untrained,
 )
 from supermax.training.models.sources import find, find_all
 from supermax.training.models.tokenizers import tokenizer_for
+from supermax.training.prepare import max_input_length
 from supermax.training.steps.batches import by_length, collate, micro_batches, order
 from supermax.training.steps.step import loss_denominators, loss_of
 from tests import ROOT
@@ -126,7 +130,7 @@ def test_depths_cover_embeddings_and_every_layer(family: str) -> None:
     assert all(depths[n] == 0 for n in depths if "word_embeddings" in n or "tok_embeddings" in n)
 
 
-@pytest.mark.parametrize("pooling", ["cls", "mean", "max", "attention"])
+@pytest.mark.parametrize("pooling", ["cls", "mean", "max", "attention", "last"])
 @pytest.mark.parametrize("depth", [1, 3])
 def test_padding_never_counts(tmp_path: Path, pooling: str, depth: int) -> None:
     head = {"pooling": pooling, "depth": depth, "width": 16, "activation": "silu"}
@@ -174,6 +178,56 @@ def test_dropout_reaches_the_encoder(family: str) -> None:
         outs = [model(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state
                 for _ in range(2)]  # fmt: skip
         assert torch.equal(*outs) is not noisy
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_dropout_key_is_read_by_its_model(family: str) -> None:
+    """A key that the model ignores would make encoder.dropout a parameter without effect."""
+    source = find(family)
+    for name, keys in dropout_keys(source.config).items():
+        wanted = {"dropout": None, "attention_dropout": None, name: 0.37}
+        model = load_encoder(source, prepared_config(source, **wanted))  # type: ignore[arg-type]
+        values = [v for m in model.modules() for v in vars(m).values() if isinstance(v, float)]
+        assert (0.37 in values) == bool(keys), (family, name)
+    assert dropout_keys(source.config)["attention_dropout"]
+    assert bool(dropout_keys(source.config)["dropout"]) == (family != "tiny-eurobert")
+
+
+def test_a_published_key_that_no_layer_reads_is_no_dropout() -> None:
+    """EuroBERT's configuration on the hub has hidden_dropout, which the model never reads."""
+    source = find("tiny-eurobert")
+    source.config.hidden_dropout = 0.0
+    assert dropout_keys(source.config)["dropout"] == []
+    check_dropouts([source], 0.0, 0.3)
+    check_dropouts([source], None, None)
+    with pytest.raises(UserError, match=r"'tiny-eurobert' has no such dropout.*to 0, or leave"):
+        check_dropouts([source], 0.1, 0.1)
+    check_dropouts([source, find("tiny-bert")], 0.1, 0.1)  # applies to the other one
+
+
+@pytest.mark.parametrize(
+    ("name", "millions", "heads"),
+    [
+        ("answerdotai/ModernBERT-large", 395, 16),
+        ("jhu-clsp/mmBERT-base", 307, 12),
+        ("jhu-clsp/mmBERT-small", 140, 6),
+        ("jhu-clsp/ettin-encoder-17m", 17, 4),
+        ("jhu-clsp/ettin-encoder-32m", 32, 6),
+        ("jhu-clsp/ettin-encoder-68m", 68, 8),
+        ("jhu-clsp/ettin-encoder-150m", 149, 12),
+        ("jhu-clsp/ettin-encoder-400m", 395, 16),
+        ("EuroBERT/EuroBERT-210m", 212, 12),
+        ("EuroBERT/EuroBERT-610m", 608, 6),
+    ],
+)
+def test_encoders_of_today_have_their_published_sizes(
+    name: str, millions: int, heads: int
+) -> None:
+    source = find(f"untrained/{name}")
+    assert round(sum(p.numel() for p in outline(source).parameters()) / 1e6) == millions
+    config = source.config
+    assert getattr(config, "num_key_value_heads", config.num_attention_heads) == heads
+    assert max_input_length(source) == 8192
 
 
 def test_new_parameters_are_listed(tmp_path: Path) -> None:

@@ -172,7 +172,7 @@ def _packing(lengths: Any, width: int) -> Packing:
 
 
 @pytest.mark.parametrize("agent", ["criteria", "evidence", "share", "joint"])
-@pytest.mark.parametrize("pooling", ["cls", "mean", "max", "attention"])
+@pytest.mark.parametrize("pooling", ["cls", "mean", "max", "attention", "last"])
 def test_losses_and_gradients_of_an_agent_are_the_same(
     tmp_path: Path, agent: str, pooling: str
 ) -> None:

@@ -43,9 +43,13 @@ LONG = (
     "supermax tune",  # test_tune_prints_its_plan_and_resumes runs one
     "supermax track criteria",
     "supermax dashboard",  # tests/report has it served
+    "supermax export criteria-model --onnx",
     "supermax replay 0",  # test_replay_reproduces_the_values_of_a_trial runs it
 )
-ELSEWHERE = ("database",)  # tests/cluster runs it, as an ordinary user
+ELSEWHERE = (
+    "database",  # tests/cluster runs it, as an ordinary user
+    "push",  # tests/training/deploy has a stand-in of the hub
+)
 LINES = [
     (name, line)
     for name, command in commands().items()

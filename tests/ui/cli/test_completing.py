@@ -109,7 +109,8 @@ def test_targets_of_a_search_and_values_of_options(here: Path) -> None:
     assert offered("supermax tune m") == ["multilabel", "mine.yaml"]
     assert offered("supermax tune sub/") == ["sub/deep.yml"]
     assert offered("supermax tune nowhere/") == []
-    assert offered("supermax tune criteria --preset ") == ["demo", "standard", "max", "supermax"]
+    names = ["demo", "standard", "modern", "max", "supermax"]
+    assert offered("supermax tune criteria --preset ") == names
     assert offered("supermax tune criteria --sampler q") == ["qmc"]
     assert offered("supermax tune criteria --pruner h") == ["hyperband", "halving"]
     assert offered("supermax doctor --agent e") == ["evidence"]

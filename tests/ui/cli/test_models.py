@@ -188,7 +188,7 @@ def test_refit_and_predict_print_progress_and_scores(
     right = sum(true == guess for true, guess in known) / len(known)
     assert f"On the {len(known)} rows with a label: macro_f1 " in told
     assert f", accuracy {right:.4f}" in told
-    assert f"Not scored: {9 - len(known)} rows with a label that is not a class of" in told
+    assert f"Not scored: {9 - len(known)} rows with a label that the model does not know" in told
     off = sm("predict", "mine-model", "new.csv", "-o", "b.csv", "--text", "text")
     assert "text from 'text'" in off
 

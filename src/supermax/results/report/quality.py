@@ -133,7 +133,10 @@ def _named(facts: ReportFacts, known: Baselines) -> list[tuple[str, float]]:
     tfidf = "TF-IDF with logistic regression" if classes else "TF-IDF, most similar sentence"
     tfidf = "TF-IDF with ridge regression" if numbers else tfidf
     if entities:
-        parts, tfidf = ["most frequent tag of each word"], "words with logistic regression"
+        parts, tfidf = (
+            ["most frequent tag of each word"],
+            "logistic regression on words and their neighbours",
+        )
     values = ((tfidf, known.tfidf), (f"trivial: {', '.join(parts)}", known.trivial))
     return [(name, found[facts.metric]) for name, found in values if facts.metric in found]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
@@ -16,7 +17,7 @@ from pydantic import (
     field_validator,
 )
 
-from supermax._util.attributes import ALL_GPUS, CACHE, HUB, LEASE, STORAGE, STORED_DATA
+from supermax._util.attributes import ALL_GPUS, CACHE, HUB, LEASE, STORAGE, STORED_DATA, TRUST
 from supermax._util.text import mistyped_url
 from supermax.agents import TASKS
 from supermax.agents.validation import AgentName
@@ -45,7 +46,29 @@ def _lists(value: object) -> object:
     return _list(value)
 
 
+def _encoders(value: object) -> object:
+    """Read encoders by name, or as {name, trust_remote_code}: the permission for an encoder to
+    run its own code becomes part of its name, so that it is stored with every trial."""
+    found = _list(value)
+    if isinstance(found, Mapping):
+        found = [found]
+    return [_encoder(part) for part in found] if isinstance(found, list) else found
+
+
+def _encoder(value: object) -> object:
+    if not isinstance(value, Mapping):
+        return value
+    name, trusted = value.get("name"), value.get("trust_remote_code", False)
+    if not isinstance(name, str) or not isinstance(trusted, bool) or len(value) > 2:
+        raise ValueError(
+            "an encoder is its name, or {name: NAME, trust_remote_code: true} to let its own code "
+            "run"
+        )
+    return f"{TRUST}{name.removeprefix(TRUST)}" if trusted else name
+
+
 Words = Annotated[list[str], BeforeValidator(_list)]
+Encoders = Annotated[list[str], BeforeValidator(_encoders)]
 Metrics = Annotated[list[str], BeforeValidator(_lists)]
 
 
@@ -178,10 +201,11 @@ class Settings(_Part):
     data: DataSettings = Field(DataSettings(), description="training data")
     preset: str = Field(
         "demo",
-        description="demo (a tiny encoder), standard (pretrained encoders), max or supermax",
+        description="demo (a tiny encoder), standard (pretrained encoders), modern (long texts), "
+        "max or supermax",
     )
     trials: int = Field(ge=1, description="total number of finished trials of the study")
-    models: Words | None = Field(None, description="encoders instead of the preset's")
+    models: Encoders | None = Field(None, description="encoders instead of the preset's")
     space: str | dict[str, object] | None = Field(
         None, description="a space file, or a space, instead of the preset's"
     )

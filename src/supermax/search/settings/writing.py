@@ -70,7 +70,7 @@ def written(
         none = known in (None, [], {}, PydanticUndefined)
         text = examples[key] if none else _text(known)
         lines.append(f"# {key}: {text}  # {'an example; ' if none else ''}{about[key]}")
-    pretrained = (size or {}).get("preset") == "standard"
+    pretrained = (size or {}).get("preset") in ("standard", "modern")
     lines += [
         f"# narrow:  # {about['narrow']}",
         "#   train.effective_batch: [16]",

@@ -103,13 +103,14 @@ def tokenized(
     doc_stride: int,
     cache: Path,
     key: str,
+    windows: bool = False,
 ) -> Tokens:
     """Return the examples' tokens from the cache, or tokenize them into it.
 
-    A long text of a span or entity example becomes several windows; others are truncated. `key`
-    identifies examples and tokenizer.
+    A long text of a span or entity example becomes several windows; others are truncated, or
+    become windows too with `windows`. `key` identifies examples and tokenizer.
     """
-    facts = [_FORMAT, key, max_length, doc_stride]
+    facts = [_FORMAT, key, max_length, doc_stride, *(["windows"] if windows else [])]
     name = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
     folder = cache / "tokens" / name
     if folder.exists():
@@ -117,7 +118,8 @@ def tokenized(
             return _load(folder)
         except (OSError, ValueError, EOFError):  # a damaged cache is replaced
             shutil.rmtree(folder, ignore_errors=True)
-    _save(_tokenize(examples, tokenizer, max_length, doc_stride), folder)
+    stride = doc_stride if windows else None
+    _save(_tokenize(examples, tokenizer, max_length, doc_stride, stride), folder)
     return _load(folder)
 
 
@@ -145,12 +147,15 @@ def _tokenize(
     tokenizer: PreTrainedTokenizerFast,
     max_length: int,
     doc_stride: int,
+    other_stride: int | None,
 ) -> Tokens:
+    """Tokenize examples. `doc_stride` is that of span and entity examples, `other_stride` that of
+    all others; None: truncate them."""
     numbered = list(enumerate(examples))
-    truncated = [item for item in numbered if not _is_windowed(item[1])]
     windowed = [item for item in numbered if _is_windowed(item[1])]
+    others = [item for item in numbered if not _is_windowed(item[1])]
     sequences: list[_Sequence] = []
-    for items, stride in ((truncated, None), (windowed, doc_stride)):
+    for items, stride in ((others, other_stride), (windowed, doc_stride)):
         if not items:
             continue
         check_room([example for _, example in items], tokenizer, max_length, stride or 0)
@@ -218,7 +223,8 @@ def _sequences(
     encoded: BatchEncoding, numbered: Sequence[tuple[int, Example]], windows: bool
 ) -> Iterator[_Sequence]:
     sample_of = encoded["overflow_to_sample_mapping"] if windows else range(len(numbered))
-    targets = _targets(encoded, numbered, sample_of) if windows else {}
+    in_tokens = _is_windowed(numbered[0][1])  # what they are labelled with
+    targets = _targets(encoded, numbered, sample_of) if in_tokens else {}
     for i, ids in enumerate(encoded["input_ids"]):
         number, example = numbered[sample_of[i]]
         segments = encoded.sequence_ids(i)

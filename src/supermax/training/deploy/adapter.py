@@ -18,9 +18,10 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from supermax._util.attributes import TRUST
 from supermax.errors import UserError
 from supermax.training.config import Config, read_config
-from supermax.training.deploy.exported import Base, Facts, read_facts
+from supermax.training.deploy.exported import Base, Facts, check_trust, read_facts
 from supermax.training.models.adapters import NAME, adapted, add_adapter, import_peft, lora_config
 from supermax.training.models.assembly import Model, Scaling
 from supermax.training.models.encoders import load_encoder, prepared_config
@@ -52,7 +53,7 @@ def base_of(prepared: Prepared, weights: Mapping[str, Tensor]) -> Base:
     frozen = {n for n, p in prepared.model.named_parameters() if not p.requires_grad}
     scaling = prepared.model.unit
     return {
-        "encoders": [_place(source) for source in prepared.sources],
+        "encoders": [_found_again(source) for source in prepared.sources],
         "digest": _digest({_plain(n): w for n, w in weights.items() if n in frozen}),
         "scaling": None if scaling is None else [scaling.mean, scaling.deviation],
     }
@@ -60,6 +61,11 @@ def base_of(prepared: Prepared, weights: Mapping[str, Tensor]) -> Base:
 
 def _place(source: Source) -> str:
     return source.name if source.name == "minilm" or source.place is None else source.place
+
+
+def _found_again(source: Source) -> str:
+    """Return the name by which `find` finds an encoder, with the permission to run its code."""
+    return f"{TRUST}{_place(source)}" if source.trusted else _place(source)
 
 
 def _plain(name: str) -> str:
@@ -112,13 +118,16 @@ def _peft_name(name: str) -> str:
     return _PREFIX + name.replace(f".{NAME}.", ".")
 
 
-def base_model(folder: str | Path) -> Model:
+def base_model(folder: str | Path, *, trust_remote_code: bool = False) -> Model:
     """Return the model without its adapter: `peft.PeftModel.from_pretrained(base_model(folder),
     folder)` is the exported model.
 
-    Raises UserError unless the encoders have the weights that the adapter was trained on.
+    Raises UserError unless the encoders have the weights that the adapter was trained on, or if
+    one has code of its own without `trust_remote_code`.
     """
-    return _base_model(Path(folder), read_facts(Path(folder).expanduser()))
+    facts = read_facts(Path(folder).expanduser())
+    check_trust(facts, trust_remote_code)
+    return _base_model(Path(folder), facts)
 
 
 def _base_model(folder: Path, facts: Facts) -> Model:
@@ -131,10 +140,10 @@ def _base_model(folder: Path, facts: Facts) -> Model:
     model = Model(config, [*encoders], len(facts["label_names"]) or 2)
     own = {n: p for n, p in model.named_parameters() if n.startswith("encoders.")}
     if _digest(own) != base["digest"]:
+        names = " and ".join(name.removeprefix(TRUST) for name in base["encoders"])
         raise UserError(
-            f"The adapter in {folder} was trained on other weights of "
-            f"{' and '.join(base['encoders'])} than are there now. Restore them, or refit with "
-            "the encoder as it is."
+            f"The adapter in {folder} was trained on other weights of {names} than are there now. "
+            "Restore them, or refit with the encoder as it is."
         )
     if base["scaling"] is not None:
         model.set_scaling(Scaling(*base["scaling"]))

@@ -1,23 +1,47 @@
-"""Model card of an exported model: purpose, metrics, usage, configuration."""
+"""Model card of an exported model in the format of the Hugging Face Hub.
+
+facts, description ──▶ metadata in YAML, then purpose, metrics, usage, configuration
+"""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import EvalResult, ModelCardData
 
 from supermax._util.text import metric_title
 from supermax.agents import agent_of
-from supermax.training.deploy.exported import Description, Facts
+from supermax.training.deploy.exported import Description, Facts, names_of_own_code
+
+_METRICS = {
+    "macro_f1": "f1",
+    "auroc": "roc_auc",
+    "mcc": "matthews_correlation",
+    "micro_f1": "f1",
+    "token_f1": "f1",
+    "entity_f1": "f1",
+    "entity_precision": "precision",
+    "entity_recall": "recall",
+    "spearman": "spearmanr",
+    "pearson": "pearsonr",
+}
+"""Types of metrics on the Hub, where their names differ from those of Supermax."""
+_OWN_DATA = "own-data"
 
 
 def card(
-    facts: Facts, description: Description, folders: Sequence[str], *, classifier: bool = False
+    facts: Facts, description: Description, folders: Sequence[str], base_models: Sequence[str]
 ) -> str:
-    """Return the model card in Markdown. `folders` are those of the encoders; `classifier`:
-    transformers can load the whole model from the first one."""
-    config = facts["config"]
+    """Return the model card. `folders` are those of the encoders, `base_models` their names on the
+    Hub."""
+    config = _without_paths(facts["config"])
+    facts = {**facts, "config": config}
     sections = [
+        f"---\n{_metadata(facts, description, base_models).to_yaml()}\n---",
         f"# {config['agent']} on {config['encoder']['name']}",
         f"A model that {agent_of(config['agent']).purpose}, trained with Supermax.",
         *_warnings(facts),
@@ -25,13 +49,52 @@ def card(
         _metrics(description),
         *(f"**Note:** {caution}" for caution in description.cautions),
         "## How to load it",
-        _loading(facts, folders, _pipeline(facts, folders[0]) if classifier else []),
+        _loading(facts, folders),
         "## Configuration",
         "\n".join(_table(["Setting", "Value"], _settings(config))),
         "## Data and versions",
         "\n".join(_table(["What", "Value"], _origin(facts))),
     ]
     return "\n\n".join(sections) + "\n"
+
+
+def _without_paths(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration with encoders of a folder named by the folder alone: a card is for
+    others, and a path may name a person."""
+    named = dict(config)
+    for part in ("encoder", "evidence_encoder"):
+        encoder = config.get(part)
+        if encoder and encoder["name"].startswith(("/", ".", "~")):
+            named[part] = {**encoder, "name": Path(encoder["name"]).name}
+    return named
+
+
+def _metadata(facts: Facts, description: Description, base_models: Sequence[str]) -> ModelCardData:
+    agent = agent_of(facts["config"]["agent"])
+    task = agent.targets[0].task
+    values = {n: v for n, v in description.metrics.items() if math.isfinite(v)}
+    results = [
+        EvalResult(
+            task_type=task,
+            dataset_type=_OWN_DATA,
+            dataset_name=f"own data, fingerprint {facts['fingerprint']}",
+            dataset_split="test" if description.estimates else None,
+            metric_type="f1" if name.startswith("f1_") else _METRICS.get(name, name),
+            metric_name=metric_title(name, description.label_names),
+            metric_value=round(value, 6),
+        )
+        for name, value in values.items()
+    ]
+    one = agent.encoders == 1
+    return ModelCardData(
+        library_name="peft" if "base" in facts else "transformers",
+        pipeline_tag=task if one else None,
+        tags=["supermax", agent.usual_name],
+        base_model=list(base_models) or None,
+        metrics=list(dict.fromkeys(result.metric_type for result in results)) or None,
+        model_name=f"{agent.usual_name} on {facts['config']['encoder']['name']}",
+        eval_results=results or None,
+    )
 
 
 def _warnings(facts: Facts) -> Iterator[str]:
@@ -71,7 +134,19 @@ def _metrics(description: Description) -> str:
     return "\n".join([*_table(head, rows), "", note])
 
 
-def _loading(facts: Facts, folders: Sequence[str], pipeline: Sequence[str]) -> str:
+def _windows(facts: Facts) -> list[str]:
+    """Return the sentence that a card needs if the model pools windows of long texts."""
+    text = facts["config"].get("text", {})
+    if text.get("long_texts") != "windows":
+        return []
+    return [
+        f"Supermax splits a text of more than {text['max_length']} tokens into windows that share "
+        f"{text['doc_stride']} tokens, and predicts from the {text['window_pooling']} of their "
+        f"outputs. transformers does not: split long texts there too, and pool the outputs.\n"
+    ]
+
+
+def _loading(facts: Facts, folders: Sequence[str]) -> str:
     names = facts["columns"]
     roles = ["text", *(["question"] if facts["asks"] else []), *(["id"] if "id" in names else [])]
     columns = ", ".join(f"{role}={json.dumps(names.get(role, role))}" for role in roles)
@@ -94,8 +169,8 @@ def _loading(facts: Facts, folders: Sequence[str], pipeline: Sequence[str]) -> s
             f"columns = Columns({columns})",
             'predict_file("path/to/this/folder", "texts.csv", columns, "predictions.csv")',
             "```\n",
-            *pipeline,
-            *(_PEFT if "base" in facts else ()),
+            *_windows(facts),
+            *(_PEFT if "base" in facts else _whole_model(facts)),
             f"With {'peft' if 'base' in facts else 'transformers'}, {what}:\n",
             "```python",
             *(
@@ -123,32 +198,44 @@ _PEFT = [
 """How to load an adapter with its heads."""
 
 
-def _pipeline(facts: Facts, folder: str) -> list[str]:
-    """Return how a pipeline of transformers loads the whole model from a folder."""
-    if agent_of(facts["config"]["agent"]).entities:
-        what = "the whole model on words that are separated by spaces"
-        calls = [
-            'find = pipeline("token-classification", model, aggregation_strategy="first")',
-            'print(find("Words with spaces in between ."))',
-        ]
+def _whole_model(facts: Facts) -> Iterator[str]:
+    """Yield lines on the whole model in transformers, which cannot load encoders with own code."""
+    if names_of_own_code(facts):
+        return
+    agent, code = agent_of(facts["config"]["agent"]), facts.get("encoder_prefix") is None
+    more = ", trust_remote_code=True" if code else ""
+    task = agent.targets[0].task
+    yield f"With transformers alone, the whole model{_HINTS.get(agent.targets[0].kind, '')}:\n"
+    if code:
+        yield "Read `modeling_supermax.py` before you allow it to run.\n"
+    yield "```python"
+    if agent.encoders > 1 or task == "question-answering":  # there is no pipeline
+        name = "AutoModel" if agent.encoders > 1 else "AutoModelForQuestionAnswering"
+        yield f"from transformers import {name}\n"
+        yield f'model = {name}.from_pretrained("path/to/this/folder"{more})'
+    elif task == "token-classification":
+        more += ', aggregation_strategy="first"'
+        yield "from transformers import pipeline\n"
+        yield f'model = pipeline("{task}", model="path/to/this/folder"{more})'
+        yield 'print(model("Words with spaces in between ."))'
     else:
-        what = (
-            "the whole model. These are the probabilities; compare each with the threshold of its "
-            "label (`labels.threshold` below, in their order)"
-        )
-        calls = [
-            'classify = pipeline("text-classification", model, top_k=None)',
-            'print(classify("A text.", truncation=True))',
-        ]
-    return [
-        f"With transformers, {what}:\n",
-        "```python",
-        "from transformers import pipeline",
-        "",
-        f'model = "path/to/this/folder/{folder}"',
-        *calls,
-        "```\n",
-    ]
+        more += ", top_k=None" if agent.label_sets else ""
+        given = '{"text": "A question?", "text_pair": "A text."}' if facts["asks"] else '"A text."'
+        truncation = '"only_second"' if facts["asks"] else "True"
+        yield "from transformers import pipeline\n"
+        yield f'model = pipeline("{task}", model="path/to/this/folder"{more})'
+        yield f"print(model({given}, truncation={truncation}))"
+    yield "```\n"
+
+
+_HINTS = {
+    "label_sets": (
+        ". Its scores are probabilities; compare each with the threshold of its label "
+        "(`labels.threshold` below, one for all or in their order)"
+    ),
+    "entities": ", on words that are separated by spaces",
+}
+"""What to know of a pipeline's input or output, by kind of target."""
 
 
 def _settings(config: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -1,27 +1,28 @@
-"""Export of a trained model to a folder, and loading it. transformers can load its encoders.
+"""Export of a trained model to a folder that transformers can load, and loading it.
 
     Prepared, weights ──export()──▶ folder ──load_exported()──▶ LoadedModel
 
-    supermax.json        facts about the model, and the size of every other file
-    model.safetensors    all weights: encoders, pooling, fusion, heads
-    encoder/             the encoder and its tokenizer, in the format of transformers; of
-                         multilabel and token-classification also the head, if transformers has a
-                         classifier with it
-    evidence_encoder/    the second encoder of a joint model
-    adapter_*            in place of model.safetensors if only an adapter is exported: adapter.py
-    README.md            the model card
+    supermax.json         facts about the model, and the size of every other file
+    config.json           with model.safetensors and a tokenizer: the whole model for transformers
+    modeling_supermax.py  classes of the model, if transformers has none that predicts the same
+    heads.safetensors     otherwise: everything above the encoder, as Supermax names it
+    encoder/              the encoder and its tokenizer, in the format of transformers
+    evidence_encoder/     the second encoder of a joint model
+    adapter_*             in place of the whole model if only an adapter is exported: adapter.py
+    README.md             the model card
 
 The export is atomic: the folder is complete or absent. It holds no text of any example.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
 import shutil
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import cast
@@ -29,11 +30,17 @@ from typing import cast
 import torch
 from pydantic_core import to_json
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
-from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
-from supermax._util.text import in_short, listed
+from supermax._util.attributes import TRUST
+from supermax._util.text import in_short
 from supermax.agents import agent_of
 from supermax.errors import EnvironmentFault, UserError
 from supermax.training.config import Config, read_config
@@ -45,24 +52,24 @@ from supermax.training.deploy.adapter import (
     write_adapter,
 )
 from supermax.training.deploy.card import card
-from supermax.training.deploy.classifier import as_classifier
 from supermax.training.deploy.exported import (
-    ADAPTER_FORMAT,
+    CARD,
     FACTS,
     FORMAT,
     Description,
     Facts,
+    check_files,
+    check_trust,
     read_facts,
 )
-from supermax.training.deploy.token_classifier import token_classifier
+from supermax.training.deploy.transformers_format import ENCODER, HEADS, WEIGHTS, write_model
 from supermax.training.models.adapters import merged
 from supermax.training.models.assembly import Model
 from supermax.training.models.encoders import load_encoder
-from supermax.training.models.sources import Source
+from supermax.training.models.sources import Source, find, has_own_code
 from supermax.training.models.tokenizers import tokenizer_for
 from supermax.training.prepare import Prepared
 
-WEIGHTS, CARD = "model.safetensors", "README.md"
 _LIBRARIES = ("supermax", "torch", "transformers", "tokenizers", "safetensors", "numpy")
 
 
@@ -103,22 +110,20 @@ def export(
         check_adapter_export(prepared.config, prepared.sources)
     whole = {**prepared.model.state_dict(), **weights}  # those of a trial lack the frozen ones
     on_cpu = {name: weight.detach().cpu().contiguous() for name, weight in whole.items()}
-    facts = _facts(prepared, description)
-    written = on_cpu
-    if adapter:
-        facts = {**facts, "format": ADAPTER_FORMAT, "base": base_of(prepared, on_cpu)}
-    else:
-        written = merged(prepared.model, on_cpu)
-    classifier = None if adapter else _classifier(prepared, written, description.label_names)
-    folders = ENCODER_FOLDERS[: len(prepared.tokenizers)]
-    text = card(facts, description, folders, classifier=classifier is not None)
     temporary = folder.parent / f".{folder.name}.{uuid.uuid4().hex}"
     try:
         temporary.mkdir(parents=True)
+        facts = _facts(prepared, description)
         if adapter:
-            write_adapter(temporary, prepared, written)
+            facts["base"] = base_of(prepared, on_cpu)
+            write_adapter(temporary, prepared, on_cpu)
         else:
-            _write_model(temporary, prepared, written, classifier)
+            names, on_cpu = description.label_names, merged(prepared.model, on_cpu)
+            facts["encoder_prefix"] = write_model(temporary, prepared, on_cpu, names)
+            _write_encoders(temporary, prepared, on_cpu)
+        folders = ENCODER_FOLDERS[: len(prepared.tokenizers)]
+        bases = list(dict.fromkeys(s.hub_name for s in prepared.sources if s.hub_name))
+        text = card(facts, description, folders, bases)
         (temporary / CARD).write_text(text, "utf-8")
         _write_facts(temporary, facts)
         _move(temporary, folder)
@@ -189,35 +194,32 @@ def _check(prepared: Prepared, description: Description) -> None:
         raise UserError(f"The model has {outputs} classes; {names} names were given.")
 
 
-def _classifier(
-    prepared: Prepared, weights: Mapping[str, torch.Tensor], names: Sequence[str]
-) -> PreTrainedModel | None:
-    """Return the whole model as a class of transformers, for sets of labels or for tokens; None if
-    there is none with its encoder and head."""
-    agent = agent_of(prepared.config.agent)
-    if agent.label_sets:
-        encoder = cast(PreTrainedModel, prepared.model.encoders[0].model)
-        return as_classifier(encoder, prepared.config, weights, names)
-    return token_classifier(prepared, weights, names) if agent.entities else None
-
-
-def _write_model(
-    folder: Path,
-    prepared: Prepared,
-    weights: dict[str, torch.Tensor],
-    classifier: PreTrainedModel | None,
-) -> None:
-    """Write the weights, and each encoder or, in its place, the classifier."""
-    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+def _write_encoders(folder: Path, prepared: Prepared, weights: dict[str, torch.Tensor]) -> None:
     for i, tokenizer in enumerate(prepared.tokenizers):
         prefix = f"encoders.{i}.model."
         state = {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
         encoder = cast(PreTrainedModel, prepared.model.encoders[i].model)
-        if classifier is None:
+        with _any_config(encoder.config):
             encoder.save_pretrained(folder / ENCODER_FOLDERS[i], state_dict=state)
-        else:  # AutoModel loads the encoder of a classifier
-            classifier.save_pretrained(folder / ENCODER_FOLDERS[i])
         tokenizer.save_pretrained(folder / ENCODER_FOLDERS[i])
+
+
+@contextlib.contextmanager
+def _any_config(config: PretrainedConfig) -> Iterator[None]:
+    """Let a configuration with code of its own be saved whatever it calls its settings.
+
+    NeoBERT's limit of tokens is `max_length`, which transformers takes for a setting of generation
+    and refuses to save.
+    """
+    kind = type(config)
+    if not has_own_code(config) or "_get_generation_parameters" in vars(kind):
+        yield
+        return
+    kind._get_generation_parameters = lambda _: {}
+    try:
+        yield
+    finally:
+        del kind._get_generation_parameters
 
 
 def _write_facts(folder: Path, facts: Facts) -> None:
@@ -254,19 +256,21 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def load_exported(folder: str | Path) -> LoadedModel:
+def load_exported(folder: str | Path, *, trust_remote_code: bool = False) -> LoadedModel:
     """Load the model of an exported folder to the CPU.
 
-    Raises UserError if files are missing or damaged.
+    Raises UserError if files are missing or damaged, or if an encoder has code of its own without
+    `trust_remote_code`: the folder, or that of the encoder of an adapter, holds that code.
     """
     folder = Path(folder).expanduser()
     facts = read_facts(folder)
-    _check_files(folder, facts["files"])
+    check_files(folder, facts["files"])
+    check_trust(facts, trust_remote_code)
     config = read_config(facts["config"])
     names = tuple(facts["label_names"])
     try:
         model, sources = (
-            load_adapter(folder, facts) if "base" in facts else _load_model(folder, config, names)
+            load_adapter(folder, facts) if "base" in facts else _load_model(folder, facts, config)
         )
         tokenizers = tuple(tokenizer_for(source, (), folder) for source in sources)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
@@ -280,18 +284,36 @@ def load_exported(folder: str | Path) -> LoadedModel:
     return LoadedModel(config, model, tokenizers, pads, names, threshold, asks, precision)
 
 
-def _load_model(
-    folder: Path, config: Config, names: Sequence[str]
-) -> tuple[Model, tuple[Source, ...]]:
+def _load_model(folder: Path, facts: Facts, config: Config) -> tuple[Model, tuple[Source, ...]]:
     """Return the model of an export with all weights, and its encoders."""
+    encoders = (config.encoder, config.evidence_encoder or config.encoder)
     count = agent_of(config.agent).encoders
-    sources = tuple(_source(folder / name) for name in ENCODER_FOLDERS[:count])
-    model = Model(config, [_untrained_encoder(source) for source in sources], len(names) or 2)
-    model.load_state_dict(load_file(folder / WEIGHTS))
+    sources = tuple(
+        _source(folder / place, encoder.name.startswith(TRUST))
+        for place, encoder in zip(ENCODER_FOLDERS[:count], encoders, strict=False)
+    )
+    untrained = [_untrained_encoder(source) for source in sources]
+    model = Model(config, untrained, len(facts["label_names"]) or 2)
+    model.load_state_dict(_weights(folder, facts.get("encoder_prefix")))
     return model, sources
 
 
-def _source(folder: Path) -> Source:
+def _weights(folder: Path, prefix: str | None) -> dict[str, torch.Tensor]:
+    """Return the weights under the names of Supermax. `prefix`: see `Facts.encoder_prefix`."""
+    stored = load_file(folder / WEIGHTS)
+    if prefix is None:
+        return stored
+    encoder = {
+        ENCODER + name.removeprefix(prefix): weight
+        for name, weight in stored.items()
+        if name.startswith(prefix) and not name.startswith(f"{prefix}pooler.")
+    }
+    return encoder | load_file(folder / HEADS)
+
+
+def _source(folder: Path, trusted: bool) -> Source:
+    if trusted:
+        return find(f"{TRUST}{folder}", weights=False)
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     return Source(folder.name, str(folder), config)
 
@@ -300,16 +322,3 @@ def _untrained_encoder(source: Source) -> nn.Module:
     """Return the encoder with random weights, which the model's weights replace."""
     encoder: nn.Module = load_encoder(Source(source.name, None, source.config), source.config)
     return encoder
-
-
-def _check_files(folder: Path, sizes: Mapping[str, int]) -> None:
-    wrong = []
-    for name, size in sizes.items():
-        path = folder / name
-        if not path.is_file():
-            wrong.append(f"{name} is missing")
-        elif path.stat().st_size != size:
-            wrong.append(f"{name} has {path.stat().st_size:,} bytes instead of {size:,}")
-    if wrong:
-        heading = f"The model in {folder} is incomplete or changed. Copy or export it again:"
-        raise UserError(listed(heading, wrong))

@@ -11,14 +11,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast
 
+from supermax._util.attributes import TRUST
+from supermax._util.text import listed
 from supermax.errors import UserError
 
 if TYPE_CHECKING:
     from supermax.training.eval.intervals import Estimate
 
-FORMAT, ADAPTER_FORMAT = 1, 2
-"""Format of an export with all weights, and of one without those of the encoders."""
-FACTS = "supermax.json"
+FORMAT = 2
+"""Format of exports. Format 1 has no files for transformers but the encoder."""
+_READABLE = (1, FORMAT)
+FACTS, CARD = "supermax.json", "README.md"
+ONNX = "onnx/model.onnx"
+"""File in the folder of a model that `supermax export --onnx` writes by default."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,10 @@ class Facts(TypedDict):
     metrics: dict[str, float]
     estimates: dict[str, dict[str, object]]
     versions: dict[str, str]
+    encoder_prefix: NotRequired[str | None]
+    """Prefix of the encoder's weights in model.safetensors, if they are those of a class of
+    transformers; the heads are then also in heads.safetensors. None: all are named as in
+    Supermax."""
     files: dict[str, int]
     """Size of every other file in bytes, without that of the card."""
 
@@ -95,15 +104,61 @@ def read_facts(folder: Path) -> Facts:
     except (OSError, ValueError):
         facts = None
     version = facts.get("format") if isinstance(facts, dict) else None
-    if isinstance(version, int) and version > ADAPTER_FORMAT:
+    if isinstance(version, int) and version > FORMAT:
         raise UserError(
             f"{folder} was exported by a newer Supermax (format {version}; this one reads up to "
-            f"{ADAPTER_FORMAT}). Update Supermax to load it."
+            f"{FORMAT}). Update Supermax to load it."
         )
     needed = ("config", "label_names", "threshold", "asks", "files")
-    if version not in (FORMAT, ADAPTER_FORMAT) or not all(key in facts for key in needed):
+    if version not in _READABLE or not all(key in facts for key in needed):
         raise UserError(f"{path} is damaged, or not written by Supermax. Export the model again.")
     return cast(Facts, {"columns": {}, **facts})
+
+
+def names_of_own_code(facts: Facts) -> list[str]:
+    """Return the names of encoders with code of their own."""
+    parts = (facts["config"].get(key) or {} for key in ("encoder", "evidence_encoder"))
+    names = [str(part.get("name")) for part in parts]
+    return [name.removeprefix(TRUST) for name in names if name.startswith(TRUST)]
+
+
+def check_trust(facts: Facts, trust_remote_code: bool) -> None:
+    """Raise UserError if an encoder has code of its own, and none may run."""
+    names = names_of_own_code(facts)
+    if names and not trust_remote_code:
+        raise UserError(
+            f"The encoder of this model, '{names[0]}', comes with Python code of its own, which "
+            f"could do whatever you can do on this machine. If you trust it, predict with "
+            f"--trust-remote-code (Python: trust_remote_code=True)."
+        )
+
+
+def read_whole_facts(folder: Path) -> Facts:
+    """Return the facts about a model that is exported with all weights.
+
+    Raises UserError also if the folder holds an adapter alone.
+    """
+    facts = read_facts(folder)
+    if "base" in facts:
+        raise UserError(
+            f"{folder} holds an adapter without the weights of its encoder, which an ONNX file "
+            "needs. Export the whole model (`supermax refit` without --adapter), and convert that."
+        )
+    return facts
+
+
+def check_files(folder: Path, sizes: Mapping[str, int]) -> None:
+    """Raise UserError if a file is missing or has another size."""
+    wrong = []
+    for name, size in sizes.items():
+        path = folder / name
+        if not path.is_file():
+            wrong.append(f"{name} is missing")
+        elif path.stat().st_size != size:
+            wrong.append(f"{name} has {path.stat().st_size:,} bytes instead of {size:,}")
+    if wrong:
+        heading = f"The model in {folder} is incomplete or changed. Copy or export it again:"
+        raise UserError(listed(heading, wrong))
 
 
 def check_output(out: Path, path: Path) -> None:

@@ -121,7 +121,8 @@ def _check_questions(loaded: LoadedModel, examples: Sequence[Example]) -> None:
 
 def _check_room(loaded: LoadedModel, examples: Sequence[Example]) -> None:
     text = loaded.config.text
-    stride = text.doc_stride if agent_of(loaded.config.agent).windows else 0
+    windows = agent_of(loaded.config.agent).windows
+    stride = text.doc_stride if windows else loaded.config.window_stride or 0
     for tokenizer in loaded.tokenizers:
         try:
             check_room(examples, tokenizer, text.max_length, stride)
@@ -204,6 +205,7 @@ def predict_file(
     with_text: bool = False,
     on_bad: OnBad = "stop",
     encoding: str | None = None,
+    trust_remote_code: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Predicted:
     """Predict every row of a CSV or JSONL file with an exported model.
@@ -211,11 +213,12 @@ def predict_file(
     Columns of labels, answers and splits are read only afterwards, to score the predictions. `out`
     is written atomically, as CSV or JSONL by its extension; it holds texts and questions only
     with `with_text`. `on_progress` is called with the number of predicted rows and of all rows.
+    `trust_remote_code` permits the code that comes with some encoders.
     """
     out = Path(out).expanduser()
     check_output(out, Path(path).expanduser())
     inputs = Columns(columns.text, columns.question, id=columns.id, group=columns.group)
-    loaded = load_exported(folder)
+    loaded = load_exported(folder, trust_remote_code=trust_remote_code)
     agent = agent_of(loaded.config.agent)
     read = read_entities if agent.entities else read_table
     corpus = read(path, inputs, on_bad=on_bad, encoding=encoding)

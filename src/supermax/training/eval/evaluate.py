@@ -40,6 +40,7 @@ from supermax.training.eval.label_metrics import label_metrics
 from supermax.training.eval.label_thresholds import cross_fitted, fit_thresholds
 from supermax.training.eval.metrics import Span, class_metrics, span_metrics
 from supermax.training.eval.number_metrics import number_metrics
+from supermax.training.eval.windows import pooled
 from supermax.training.models.assembly import Model, Scaling
 from supermax.training.steps.batches import Indices
 from supermax.training.steps.execution import Execution
@@ -113,7 +114,7 @@ def evaluation_of(
     """
     classes = _logits((indices, batch.classes) for indices, batch in outputs)
     if unit is not None and classes is not None:
-        return _number_evaluation(classes, unit, data)
+        return _number_evaluation(classes, unit, data, config)
     if agent_of(config.agent).label_sets and classes is not None:
         return _label_evaluation(np.stack(classes), config, data, choose_for)
     if agent_of(config.agent).entities and classes is not None:
@@ -128,7 +129,11 @@ def evaluation_of(
     view = data.views[-1]
     if classes is not None:
         rows = [i for i in range(len(view)) if data.examples[view.example[i]].spans is None]
-        softmax = torch.from_numpy(np.stack([classes[i] for i in rows])).softmax(-1).numpy()
+        logits = np.stack([classes[i] for i in rows])
+        if config.text.long_texts == "windows":
+            first, logits = pooled(logits, view.example[rows], config.text.window_pooling)
+            rows = [rows[i] for i in first]
+        softmax = torch.from_numpy(logits).softmax(-1).numpy()
         ids = [data.examples[view.example[i]].id for i in rows]
         probabilities = dict(zip(ids, softmax.tolist(), strict=True))
         labels = view.label[rows].astype(np.int64)
@@ -146,14 +151,19 @@ def evaluation_of(
     return Evaluation(metrics, probabilities, spans, decoding, margins)
 
 
-def _number_evaluation(outputs: Logits, unit: Scaling, data: TokenizedSplit) -> Evaluation:
+def _number_evaluation(
+    outputs: Logits, unit: Scaling, data: TokenizedSplit, config: Config
+) -> Evaluation:
     """Return the numbers in the unit of the data, with metrics if the true ones are known."""
     view = data.views[-1]
-    standardised = np.concatenate(outputs).astype(np.float64)
+    standardised: NDArray[np.floating] = np.concatenate(outputs).astype(np.float64)
+    rows = np.arange(len(view))
+    if config.text.long_texts == "windows":
+        rows, standardised = pooled(standardised, view.example, config.text.window_pooling)
     numbers = unit.mean + unit.deviation * standardised
-    ids = [data.examples[i].id for i in view.example]
+    ids = [data.examples[i].id for i in view.example[rows]]
     is_known = view.label.dtype.kind == "f"
-    metrics = number_metrics(view.label, numbers) if is_known else {}
+    metrics = number_metrics(view.label[rows], numbers) if is_known else {}
     return Evaluation(metrics, {}, {}, numbers=dict(zip(ids, numbers.tolist(), strict=True)))
 
 
@@ -162,13 +172,16 @@ def _label_evaluation(
 ) -> Evaluation:
     """Return the labels of each example, with metrics if the true ones are known."""
     view, given = data.views[-1], config.labels.threshold
-    examples = [data.examples[i] for i in view.example]
+    rows = np.arange(len(view))
+    if config.text.long_texts == "windows":
+        rows, logits = pooled(logits, view.example, config.text.window_pooling)
+    examples = [data.examples[i] for i in view.example[rows]]
+    truth, is_known = view.label[rows] > 0, not np.isnan(view.label[rows]).any()
     probabilities = torch.from_numpy(logits).double().sigmoid().numpy()
     if given is not None:
         thresholds = np.broadcast_to(np.asarray(given, dtype=np.float64), probabilities.shape)
         chosen = thresholds[0]
     elif choose_for is not None:
-        truth = view.label > 0
         chosen = fit_thresholds(truth, probabilities, choose_for)
         groups = [example.group for example in examples]
         thresholds = cross_fitted(truth, probabilities, choose_for, groups)
@@ -177,8 +190,7 @@ def _label_evaluation(
             "The configuration leaves labels.threshold open, which is chosen on validation data."
         )
     predicted = probabilities > thresholds
-    is_known = not np.isnan(view.label).any()
-    metrics = label_metrics(view.label > 0, predicted, probabilities) if is_known else {}
+    metrics = label_metrics(truth, predicted, probabilities) if is_known else {}
     ids = [example.id for example in examples]
     return Evaluation(
         metrics,

@@ -4,7 +4,7 @@
     saved weights ──merged()──▶ weights of a model without an adapter
 
 Heads, pooling and fusion are outside of the encoders and are trained as ever. peft is imported
-where an adapter is used: it takes seconds, and loads bitsandbytes, which initialises CUDA.
+where an adapter is used: it takes seconds, and loads bitsandbytes, which may use CUDA.
 """
 
 from __future__ import annotations

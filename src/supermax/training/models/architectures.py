@@ -1,6 +1,7 @@
 """Encoder configurations without weights: full-size for memory and speed, tiny for tests.
 
-The values of full-size ones are those of the published checkpoints' config files.
+The values of full-size ones are those of the published checkpoints' config files; of Ettin only
+the sizes, the rest is ModernBERT's.
 """
 
 from __future__ import annotations
@@ -40,6 +41,23 @@ _DEBERTA_V3: dict[str, object] = {
     "type_vocab_size": 0,
     "layer_norm_eps": 1e-7,
 }
+_MM_BERT: dict[str, object] = {
+    "vocab_size": 256_000,
+    "pad_token_id": 0,
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+    "cls_token_id": 1,
+    "sep_token_id": 1,
+    "rope_parameters": {
+        kind: {"rope_type": "default", "rope_theta": 160_000.0}
+        for kind in ("full_attention", "sliding_attention")
+    },
+}
+_EURO_BERT: dict[str, object] = {
+    "vocab_size": 128_256,
+    "max_position_embeddings": 8192,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 250_000.0},
+}
 FULL: dict[str, tuple[str, Mapping[str, object]]] = {
     "bert-base-uncased": ("bert", {}),
     "bert-large-uncased": ("bert", _LARGE),
@@ -52,6 +70,19 @@ FULL: dict[str, tuple[str, Mapping[str, object]]] = {
     "google/electra-large-discriminator": ("electra", {"embedding_size": 1024, **_LARGE}),
     "sentence-transformers/all-MiniLM-L6-v2": ("bert", _sizes(384, 6, 12, 1536)),
     "answerdotai/ModernBERT-base": ("modernbert", {}),
+    "answerdotai/ModernBERT-large": ("modernbert", _sizes(1024, 28, 16, 2624)),
+    "jhu-clsp/mmBERT-small": ("modernbert", {**_MM_BERT, **_sizes(384, 22, 6, 1152)}),
+    "jhu-clsp/mmBERT-base": ("modernbert", _MM_BERT),
+    "jhu-clsp/ettin-encoder-17m": ("modernbert", _sizes(256, 7, 4, 384)),
+    "jhu-clsp/ettin-encoder-32m": ("modernbert", _sizes(384, 10, 6, 576)),
+    "jhu-clsp/ettin-encoder-68m": ("modernbert", _sizes(512, 19, 8, 768)),
+    "jhu-clsp/ettin-encoder-150m": ("modernbert", _sizes(768, 22, 12, 1152)),
+    "jhu-clsp/ettin-encoder-400m": ("modernbert", _sizes(1024, 28, 16, 2624)),
+    "EuroBERT/EuroBERT-210m": ("eurobert", _EURO_BERT),
+    "EuroBERT/EuroBERT-610m": (
+        "eurobert",
+        {**_EURO_BERT, **_sizes(1152, 26, 18, 4096), "num_key_value_heads": 6},
+    ),
     "distilbert-base-uncased": ("distilbert", {}),
 }
 _SMALL = {
@@ -73,6 +104,10 @@ TINY: dict[str, tuple[str, Mapping[str, object]]] = {
     "tiny-xlmr": ("xlm-roberta", {**_ROBERTA, **_SMALL}),
     "tiny-electra": ("electra", {**_SMALL, "embedding_size": 32}),
     "tiny-modernbert": ("modernbert", _SMALL_MODERN),
+    "tiny-eurobert": (
+        "eurobert",
+        {**_SMALL, **_sizes(64, 2, 4, 128), "num_key_value_heads": 2},
+    ),
     "tiny-distilbert": (
         "distilbert",
         {"vocab_size": 2048, "dim": 64, "n_layers": 2, "n_heads": 2, "hidden_dim": 128,

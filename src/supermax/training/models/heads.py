@@ -33,6 +33,9 @@ class Pooling(nn.Module):
     def forward(self, states: Tensor, mask: Tensor) -> Tensor:
         if self.kind == "cls":
             return states[:, 0]
+        if self.kind == "last":
+            last = mask.sum(dim=1).sub(1).clamp(min=0)  # padding is on the right
+            return states.gather(1, last.view(-1, 1, 1).expand(-1, 1, states.shape[-1])).squeeze(1)
         real = mask.unsqueeze(-1).bool()
         if self.kind == "max":
             return states.masked_fill(~real, torch.finfo(states.dtype).min).amax(dim=1)

@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction, FunctionCtx
 
+from supermax.training.models.sources import has_own_code
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
     from transformers.modeling_outputs import BaseModelOutput
@@ -121,13 +123,15 @@ def packed_states(
 
 
 def can_pack(model: PreTrainedModel) -> bool:
-    """Return whether this encoder can be given packed rows. A convolution, which some of
+    """Return whether this encoder can be given packed rows. Nothing is known of an encoder with
+    code of its own, whatever it calls its model type. A convolution, which some of
     DeBERTa-v2 have, would mix sequences that are neighbours in a row. Other implementations of
     attention than SDPA do not take a mask of pairs: eager attention would add True as 1."""
     config = model.config
     convolves = (getattr(config, "conv_kernel_size", 0) or 0) > 0
     masks = _family(model) in _OWN_ATTENTION or config._attn_implementation == "sdpa"
-    return _family(model) in _FAMILIES and masks and not convolves
+    known = _family(model) in _FAMILIES and not has_own_code(config)
+    return known and masks and not convolves
 
 
 def _positions(model: PreTrainedModel, ids: Tensor) -> Tensor:
@@ -183,8 +187,8 @@ class _Rearrange(torch.autograd.Function):
 # How to pass a mask of pairs and positions to each model type.
 
 
-def _absolute(model: PreTrainedModel, rows: _Rows) -> BaseModelOutput:
-    """BERT and similar: learned absolute positions, one mask for all layers."""
+def _one_mask(model: PreTrainedModel, rows: _Rows) -> BaseModelOutput:
+    """BERT and EuroBERT: positions are an input, learned or rotary; one mask for all layers."""
     more = {} if rows.types is None else {"token_type_ids": rows.types}
     return model(input_ids=rows.ids, attention_mask=rows.mask, position_ids=rows.positions, **more)
 
@@ -212,7 +216,7 @@ def _deberta(model: PreTrainedModel, rows: _Rows) -> BaseModelOutput:
 
 
 _FAMILIES: dict[str, Callable[[PreTrainedModel, _Rows], BaseModelOutput]] = {
-    **dict.fromkeys(("bert", "distilbert", "electra", *_AFTER_PADDING), _absolute),
+    **dict.fromkeys(("bert", "distilbert", "electra", "eurobert", *_AFTER_PADDING), _one_mask),
     "modernbert": _modernbert,
     "deberta-v2": _deberta,
 }

@@ -28,7 +28,7 @@ from transformers import AutoConfig, PretrainedConfig
 from transformers.utils import cached_file
 from transformers.utils import logging as hf_logging
 
-from supermax._util.attributes import MINILM, UNTRAINED
+from supermax._util.attributes import MINILM, TRUST, UNTRAINED
 from supermax._util.text import ended, in_short, nearest
 from supermax.errors import UserError
 from supermax.training.models import architectures
@@ -37,6 +37,7 @@ hf_logging.set_verbosity_error()
 hf_logging.disable_progress_bar()
 _CONFIG = "config.json"
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+_MINILM_ON_HUB = "sentence-transformers/all-MiniLM-L6-v2"
 _HUB_TIMEOUT = 5.0  # seconds to connect to the hub
 
 
@@ -52,6 +53,18 @@ class Source:
         return self.place is not None
 
     @property
+    def trusted(self) -> bool:
+        """True: code that comes with the encoder may run."""
+        return self.name.startswith(TRUST)
+
+    @property
+    def hub_name(self) -> str | None:
+        """Name of its model on the Hugging Face Hub; None: it is not from there."""
+        if self.name == "minilm":
+            return _MINILM_ON_HUB
+        return None if self.place is None or Path(self.place).is_absolute() else self.place
+
+    @property
     def fingerprint(self) -> str:
         facts = [self.name, self.place, self.config.to_dict()]
         text = json.dumps(facts, sort_keys=True, default=str)
@@ -63,21 +76,39 @@ def find(name: str, *, weights: bool = True) -> Source:
     UserError where it is not found."""
     if name in architectures.architecture_names():
         return Source(name, None, architectures.configuration(name))
-    if not name.strip() or name.startswith(UNTRAINED):
+    plain = name.removeprefix(TRUST)
+    if not plain.strip() or name.startswith(UNTRAINED):
         raise UserError(ended(f"There is no encoder {name!r}{nearest(name, _known())}"))
-    folder = _folder(name)
+    folder = _folder(plain)
     if name == "minilm":
         place = _minilm()
     elif folder is not None:
         place = str(folder.absolute())
-    elif name.startswith(("/", ".", "~")):
-        raise UserError(f"The encoder '{name}' was not found: there is no such folder.")
+    elif plain.startswith(("/", ".", "~")):
+        raise UserError(f"The encoder '{plain}' was not found: there is no such folder.")
     else:
-        place = name
+        place = plain
     try:
-        return Source(name, place, _config(place, weights))
+        return Source(name, place, _config(place, weights, trusted=name != plain))
     except Exception as error:  # the libraries raise anything for a malformed file
-        raise UserError(_not_there(name, place, error)) from None
+        if "trust_remote_code=True" in str(error):
+            raise UserError(why_untrusted(name)) from None
+        raise UserError(_not_there(plain, place, error)) from None
+
+
+def why_untrusted(name: str) -> str:
+    """Return the message for an encoder that comes with code of its own, without permission."""
+    return (
+        f"The encoder '{name}' comes with Python code of its own, which is not run without your "
+        f"permission: it could do whatever you can do on this machine, such as read, change or "
+        f"send your files. Read the code first. To permit it for this encoder alone, name it "
+        f"'{TRUST}{name}', or in a settings file {{name: {name}, trust_remote_code: true}}."
+    )
+
+
+def has_own_code(config: PretrainedConfig) -> bool:
+    """Return True if the class of a configuration came with an encoder, not with transformers."""
+    return type(config).__module__.startswith("transformers_modules")
 
 
 def _folder(name: str) -> Path | None:
@@ -100,20 +131,20 @@ def weights_mark(source: Source) -> list[object]:
     return [source.fingerprint, *([s.st_size, s.st_mtime_ns] for s in stats)]
 
 
-def _config(place: str, weights: bool) -> PretrainedConfig:
+def _config(place: str, weights: bool, trusted: bool) -> PretrainedConfig:
     """Return the configuration, from the hub only if it or the weights are not on this machine."""
     try:
-        return _fetched(place, weights, local=True)
+        return _fetched(place, weights, trusted, local=True)
     except (OSError, ValueError):
         if Path(place).is_dir() or _offline():
             raise
     if not _reachable():
         raise OSError(f"{ENDPOINT} does not answer")
-    return _fetched(place, weights, local=False)
+    return _fetched(place, weights, trusted, local=False)
 
 
-def _fetched(place: str, weights: bool, *, local: bool) -> PretrainedConfig:
-    config = AutoConfig.from_pretrained(place, trust_remote_code=False, local_files_only=local)
+def _fetched(place: str, weights: bool, trusted: bool, *, local: bool) -> PretrainedConfig:
+    config = AutoConfig.from_pretrained(place, trust_remote_code=trusted, local_files_only=local)
     if weights:
         _check_weights(place, local=local)
     return config

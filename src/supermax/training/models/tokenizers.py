@@ -37,7 +37,7 @@ def tokenizer_for(source: Source, texts: Sequence[str], cache: Path) -> PreTrain
 
         try:
             tokenizer = AutoTokenizer.from_pretrained(
-                source.place, use_fast=True, trust_remote_code=False
+                source.place, use_fast=True, trust_remote_code=source.trusted
             )
         except (OSError, ValueError, ImportError) as error:
             raise UserError(
@@ -47,6 +47,8 @@ def tokenizer_for(source: Source, texts: Sequence[str], cache: Path) -> PreTrain
             raise UserError(
                 f"'{source.name}' has no fast tokenizer, which is needed to find spans in texts."
             )
+        if tokenizer.pad_token_id is None:  # decoders often have none; the mask hides padding
+            tokenizer.pad_token = tokenizer.eos_token
         return tokenizer
     return _trained_on(source, texts, cache)
 

@@ -22,6 +22,7 @@ from supermax.ui.cli.inspect import best, compare, faults, show
 from supermax.ui.cli.maintenance import clean, doctor
 from supermax.ui.cli.models import predict, refit
 from supermax.ui.cli.plan import plan
+from supermax.ui.cli.push import push
 from supermax.ui.cli.replay import replay
 from supermax.ui.cli.report import report
 from supermax.ui.cli.slurm import slurm
@@ -43,7 +44,7 @@ for group in (
     (init, plan, tune),
     (status, best, show, compare, faults, export),
     (report, dashboard),
-    (refit, predict, replay),
+    (refit, predict, push, replay),
     (slurm, database),
     (track, clean, doctor),
 ):

@@ -1,4 +1,4 @@
-"""`supermax export`: the best trials of a study as JSON and CSV."""
+"""`supermax export`: the best trials of a study as JSON and CSV; a model as an ONNX file."""
 
 from __future__ import annotations
 
@@ -11,30 +11,47 @@ import typer
 
 from supermax._util.attributes import STORAGE
 from supermax._util.files import write_whole
+from supermax._util.importing import gc_paused
 from supermax._util.text import counted
 from supermax.errors import EnvironmentFault, UserError
 from supermax.results.records import read_record
+from supermax.training.deploy.exported import ONNX, read_whole_facts
 from supermax.ui.cli.inspect import Top, trial_facts
 from supermax.ui.cli.opening import Storage, Which, as_json_text, the_study
 from supermax.ui.cli.printing import file_stem
+from supermax.ui.cli.progress import Progress
 
 
 def export(
     study: Which = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="A .json or .csv file. Default: both.")
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="A .json or .csv file; default: both. An .onnx file with --onnx."
+        ),
     ] = None,
     top: Top = 5,
     storage: Storage = STORAGE,
     force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
+    onnx: Annotated[
+        bool,
+        typer.Option("--onnx", help="Convert a model: STUDY is the folder that `refit` exported."),
+    ] = False,
 ) -> None:
     """Write the best trials, with all their parameters and metrics, as JSON and CSV.
+
+    With --onnx, convert an exported model to an ONNX file, by default onnx/model.onnx in its
+    folder. It is written only if its predictions are those of the model.
 
     \b
     Examples:
       supermax export --top 5
       supermax export criteria -o best.csv
+      supermax export criteria-model --onnx
     """
+    if onnx:
+        _export_onnx(study, out, force)
+        return
     record = read_record(the_study(storage, study))
     record.best()  # raises UserError where no trial is complete
     ranked = (record.front() if len(record.directions) > 1 else record.best_first())[:top]
@@ -57,6 +74,31 @@ def export(
         except OSError as error:
             raise EnvironmentFault(f"{place} cannot be written: {error.strerror}.") from None
         print(f"{counted(len(ranked), 'trial')} of '{record.name}' written to {place}")
+
+
+def _export_onnx(model: str | None, out: Path | None, force: bool) -> None:
+    if model is None:
+        raise UserError("Name the folder of the model: supermax export FOLDER --onnx")
+    folder = Path(model).expanduser()
+    read_whole_facts(folder)
+    out = folder / ONNX if out is None else out.expanduser()
+    if out.suffix.lower() != ".onnx":
+        raise UserError(f"{out} does not end in .onnx. Name it so with -o.")
+    if out.exists() and not force:
+        raise UserError(f"{out} exists already. Name another with -o, or add --force.")
+    with Progress() as progress:
+        progress.step("Loading torch and transformers, which takes some seconds")
+        with gc_paused():
+            from supermax.training.deploy.onnx_export import check_packages, export_onnx
+            from supermax.training.deploy.transformers_format import TOLERANCE
+
+        check_packages()
+        progress.step("Converting the model, and comparing it, which takes a minute or so")
+        done = export_onnx(folder, out)
+    print(
+        f"{done.path} is written. Its predictions differ by at most {done.difference:.1e} from "
+        f"those of the model ({TOLERANCE:g} would be allowed)."
+    )
 
 
 def _as_csv(rows: list[dict[str, Any]]) -> str:

@@ -101,7 +101,7 @@ def doctor(
     ] = None,
     preset: Annotated[
         str | None,
-        typer.Option(help="demo, standard, max or supermax.", autocompletion=preset_names),
+        typer.Option(help="demo, standard, modern, max or supermax.", autocompletion=preset_names),
     ] = None,
     storage: Storage = STORAGE,
     as_json: AsJson = False,

@@ -193,6 +193,10 @@ def predict(
         ),
     ] = PRECISIONS[0],
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+    trust_remote_code: Annotated[
+        bool,
+        typer.Option("--trust-remote-code", help="Run code that the model's encoder comes with."),
+    ] = False,
 ) -> None:
     """Predict the rows of a file with an exported model.
 
@@ -243,6 +247,7 @@ def predict(
             with_text=with_text,
             on_bad="skip" if on_bad == "skip" else "stop",
             encoding=encoding,
+            trust_remote_code=trust_remote_code,
             on_progress=count_rows,
         )
     _print_predicted(done, columns)

@@ -62,7 +62,8 @@ def tune(
         ),
     ],
     preset: Annotated[
-        Text, typer.Option(help="demo, standard, max or supermax.", autocompletion=preset_names)
+        Text,
+        typer.Option(help="demo, standard, modern, max or supermax.", autocompletion=preset_names),
     ] = None,
     trials: Annotated[Text, typer.Option(help="Finished trials in total.")] = None,
     epochs: Annotated[Text, typer.Option(help="Epochs of a trial, at most.")] = None,
