@@ -68,7 +68,6 @@ PANELS: Mapping[str, Sequence[str]] = {
         "supermax-no-portfolio",
         "supermax-no-promotion",
     ),
-    "TPE and GPSampler": ("supermax", "supermax-gp", "supermax-defaults", "supermax-gp-defaults"),
     "Other projects": (
         *REFERENCES,
         "syne-tune-asha",
@@ -78,6 +77,7 @@ PANELS: Mapping[str, Sequence[str]] = {
         "smac-hyperband",
         "auto-sampler",
     ),
+    "TPE and GPSampler": ("supermax-gp", "supermax", "supermax-gp-defaults", "supermax-defaults"),
 }
 TITLES = {"taskset": "TaskSet", "lcbench": "LCBench", "tweeteval": "TweetEval"}
 _LINEAR = 0.01  # below this regret, the axis is linear: regrets can be negative
@@ -87,11 +87,12 @@ _POINTS = 150  # of a line
 
 def contenders_of(runs: Sequence[Run], panel: Sequence[str]) -> list[str]:
     """Return the contenders of a panel that have at least half of the tasks; none, if only the
-    references are left."""
+    references are left, or not the first one of the panel."""
     tasks = {name: {run.task for run in runs if run.contender == name} for name in STYLES}
     every = set().union(*tasks.values())
     found = [name for name in panel if 2 * len(tasks[name]) >= len(every)]
-    return found if set(found) - {*REFERENCES} else []
+    shown = panel[0] in REFERENCES or panel[0] in found
+    return found if shown and set(found) - {*REFERENCES} else []
 
 
 def draw_panel(axes: Axes, title: str, by_contender: Mapping[str, Sequence[Run]]) -> None:
