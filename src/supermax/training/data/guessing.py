@@ -5,8 +5,8 @@ Guesses are meant to be reviewed: each comes with its reason, and without any te
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from supermax._util.text import counted
@@ -257,45 +257,72 @@ def _remarks(found: Guessed, cells: dict[str, list[str]], bad: BadRows) -> Itera
         )
 
 
-def guess(
-    cells: dict[str, list[str]],
-    file: str,
-    typed: Sequence[str] = (),
-    lists: Sequence[str] = (),
-) -> Guessed:
-    """Guess the columns from the cells of each, from those `typed` as classes, and from `lists` of
-    labels. Raises UserError without a column of texts."""
-    left = dict(cells)
-    found: dict[str, Guess] = {}
+@dataclass(frozen=True)
+class _Roles:
+    """Columns that have a role so far, and those that are left, with their cells."""
 
-    def take(role: str, named: str | None, others: Iterable[str], why: str) -> None:
+    cells: Mapping[str, list[str]]
+    left: dict[str, list[str]]
+    found: dict[str, Guess] = field(default_factory=dict)
+
+    def take(self, role: str, named: str | None, others: Iterable[str], why: str) -> None:
         """Take the column named like the role, or else the first of the others."""
         column = named or next(iter(others), None)
         if column is not None:
-            found[role] = Guess(role, column, "by its name" if named else why)
-            del left[column]
+            self.found[role] = Guess(role, column, "by its name" if named else why)
+            del self.left[column]
 
+    def cells_of(self, role: str) -> list[str]:
+        """Return the cells of the column with a role; [] without one."""
+        return list(self.cells[self.found[role].column]) if role in self.found else []
+
+    def unfit(self, role: str, skipped: Sequence[str] = ()) -> tuple[tuple[str, str], ...]:
+        """Return the columns named like the role that hold no classes, each with the reason."""
+        return tuple(
+            (name, reason)
+            for name, own in self.left.items()
+            if _is_named(role, name) and name not in skipped and (reason := why_no_classes(own))
+        )
+
+
+def _take_inputs(roles: _Roles, file: str) -> None:
+    """Take the columns of texts, questions and answers, and those with special names."""
+    left = roles.left
     for role in ("split", "id", "group", "answer_start"):
-        take(role, _named(role, left, _VALID[role]), (), "")
-    take("text", _named("text", left, _has_words), _longest(left), "the longest texts")
-    if "text" not in found:
+        roles.take(role, _named(role, left, _VALID[role]), (), "")
+    roles.take("text", _named("text", left, _has_words), _longest(left), "the longest texts")
+    if "text" not in roles.found:
         raise UserError(f"{file} has no column that holds texts.")
-    words = cells[found["text"].column]
+    words = roles.cells_of("text")
     answer = _named("answer", left, lambda own: _are_parts(own, words))
     quoted = [name for name, own in left.items() if _are_parts(own, words) and _has_words(own)]
-    answers = quoted if answer is None else [answer]
-    take("answer", None, answers, "its values are pieces of the texts")
+    answers = [answer] if answer else quoted
+    roles.take("answer", None, answers, "its values are pieces of the texts")
     asked = [name for name, own in left.items() if _asks(own)]
-    take("question", _named("question", left, _has_words), asked, "it holds questions")
-    unfit = tuple(
-        (name, reason)
-        for name, own in left.items()
-        if _is_named("label", name) and name not in typed and (reason := why_no_classes(own))
-    )
+    roles.take("question", _named("question", left, _has_words), asked, "it holds questions")
+
+
+def _take_group(roles: _Roles, titles: Collection[str]) -> None:
+    """Take a column whose values repeat, unless one is named like it."""
+    left, splits = roles.left, roles.cells_of("split")
+    repeated = [name for name in left if name in titles or _are_groups(left[name])]
+    repeated = [name for name in repeated if _are_in_one_split(left[name], splits)]
+    if "group" not in roles.found:
+        roles.take("group", None, repeated, "each value is in several rows")
+
+
+def guess(
+    cells: dict[str, list[str]], file: str, typed: Sequence[str] = (), lists: Sequence[str] = ()
+) -> Guessed:
+    """Guess the roles of columns, some `typed` as classes or `lists`; UserError without texts."""
+    roles = _Roles(cells, dict(cells))
+    left, found = roles.left, roles.found
+    _take_inputs(roles, file)
+    words, unfit = roles.cells_of("text"), roles.unfit("label", typed)
     label = _named("label", left, lambda own: bool(_kinds(own)) and not why_no_classes(own))
-    known = [name for name in typed if name in left and _kinds(left[name])]
     if label is None:
-        take("label", None, known, "it is typed as classes")
+        known = (name for name in typed if name in left and _kinds(left[name]))
+        roles.take("label", None, known, "it is typed as classes")
     titles = {name for name, own in left.items() if "answer" in found and _are_titles(own, words)}
     classes = [name for name, own in left.items() if _are_classes(own) and name not in titles]
     is_open = label is None and not {"label", "answer"} & set(found)
@@ -306,26 +333,18 @@ def guess(
     for name in other.columns:
         del left[name]
     if "label" not in found and not other.binary:
-        take("label", label, () if unfit else classes, "few values, each in many rows")
+        roles.take("label", label, () if unfit else classes, "few values, each in many rows")
     if "label" not in found:  # numbers with a decimal comma, for example
-        unfit += tuple(
-            (name, reason)
-            for name, own in left.items()
-            if _is_named("number", name) and (reason := why_no_classes(own))
-        )
-    if "group" not in found:
-        repeated = [name for name in left if name in titles or _are_groups(left[name])]
-        own_splits = cells[found["split"].column] if "split" in found else []
-        repeated = [name for name in repeated if _are_in_one_split(left[name], own_splits)]
-        take("group", None, repeated, "each value is in several rows")
+        unfit += roles.unfit("number")
+    _take_group(roles, titles)
     if "answer" not in found:
         found.pop("answer_start", None)
-    labels = _kinds(cells[found["label"].column]) if "label" in found else set()
-    listed = tuple(sorted(labels)) if len(labels) <= _MOST_LABELS else ()
+    labels = _kinds(roles.cells_of("label"))
+    listed = () if other.several or len(labels) > _MOST_LABELS else tuple(sorted(labels))
     return Guessed(
         tuple(found.values()),
         tuple(left),
-        () if other.several else listed,
+        listed,
         unfit=unfit,
         numeric=other.numeric,
         several=other.several,
