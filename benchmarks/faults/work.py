@@ -34,13 +34,19 @@ PERSISTENT = ("exception", "NaN")
 _leaked: list[bytearray] = []
 
 
-def write_plan(folder: Path, trials: int, seed: int, share: float, seconds: float) -> None:
-    """Write which trial has which fault: `share` of them, each kind equally often."""
+def write_plan(
+    folder: Path, trials: int, seed: int, share: float, seconds: float, home: Path, url: str
+) -> None:
+    """Write which trial has which fault: `share` of them, each kind equally often.
+
+    A contender keeps its files in `home`, and its study at `url` if it takes one."""
     kinds = (*TRANSIENT, *HARMLESS, *PERSISTENT)
     count = round(trials * share)
     faults = [kinds[i % len(kinds)] for i in range(count)] + ["clean"] * (trials - count)
     random.Random(seed).shuffle(faults)
-    plan = {"faults": faults, "seconds": seconds, "seed": seed}
+    plan = {
+        "faults": faults, "seconds": seconds, "seed": seed, "home": str(home), "url": url
+    }  # fmt: skip
     (folder / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
 
 

@@ -25,7 +25,8 @@ def plan_of(folder: Path, faults: list[str], seconds: float = 0.0) -> Path:
 
 
 def faults_of(folder: Path, **options: Any) -> list[str]:
-    work.write_plan(folder, **{"trials": 40, "seed": 0, "share": 0.5, "seconds": 0.0, **options})
+    given = {"trials": 40, "seed": 0, "share": 0.5, "seconds": 0.0, **options}
+    work.write_plan(folder, home=folder, url="", **given)
     found: list[str] = json.loads((folder / "plan.json").read_text())["faults"]
     return found
 
@@ -121,3 +122,42 @@ def test_losses_repetitions_wrong_values_orphans_and_restarts_are_counted(
     outcome = json.loads(lines[0])
     counted = ("finished", "lost", "wrong", "repeated", "running", "orphans", "steps")
     assert [outcome[name] for name in counted] == [5, 1, 1, 1, 1, 1, 1]
+
+
+DISK_DRIVER = """
+import json, pathlib, sys
+sys.path.append({faults!r})
+import work
+folder, part = pathlib.Path(sys.argv[1]), sys.argv[3]
+home = pathlib.Path(json.loads((folder / "plan.json").read_text())["home"])
+if part == "report":
+    values = {{file.name: float(file.read_text()) for file in home.iterdir()}}
+    print(json.dumps(dict(values=values, running=0)))
+    sys.exit()
+for i in range(8):
+    if not (home / str(i)).exists():
+        value = str(work.run_trial(folder, str(i), lambda value, step: None))
+        try:
+            (home / str(i)).write_text(value)
+        except OSError:
+            (home / str(i)).unlink()
+            raise
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a file system")
+def test_a_full_disk_is_freed_before_a_driver_starts_again(tmp_path: Path) -> None:
+    program = tmp_path / "driver.py"
+    program.write_text(DISK_DRIVER.format(faults=str(FAULTS)))
+    script = (
+        f"import sys; sys.path.insert(0, {str(FAULTS)!r}); import run, outages\n"
+        f"run.CONTENDERS['supermax'] = run.Contender({str(program)!r})\n"
+        "outages.DISK = 8 << 20; run.AFTERWARDS = 0\n"
+        "run.main(['--scenarios', 'disk', '--trials', '8', '--seconds', '0.3', '--outage', '2',\n"
+        f"          '--into', {str(tmp_path / 'out.jsonl')!r}])"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, env=dict(os.environ))
+    (line,) = (tmp_path / "out.jsonl").read_text().splitlines()
+    outcome = json.loads(line)
+    counted = ("scenario", "finished", "lost", "repeated", "steps", "gave_up")
+    assert [outcome[name] for name in counted] == ["disk", 8, 0, 1, 1, False]

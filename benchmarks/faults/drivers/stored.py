@@ -36,7 +36,17 @@ def drive(run: Callable[[Path, int], None], report: Callable[[Path], Stored]) ->
         print(json.dumps(asdict(report(options.folder))))
 
 
-def trials_of(folder: Path) -> int:
-    """Return the number of trials of the plan."""
+@dataclass(frozen=True)
+class Plan:
+    """What a driver reads of the plan."""
+
+    trials: int
+    home: Path
+    """Folder for all files of the contender."""
+    url: str
+    """Storage of the study, for contenders that take one."""
+
+
+def plan_of(folder: Path) -> Plan:
     plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
-    return len(plan["faults"])
+    return Plan(len(plan["faults"]), Path(plan["home"]), plan["url"])
