@@ -14,9 +14,9 @@ from typing import Protocol
 
 DISK = 1 << 30
 """Bytes of the file system that is filled."""
-SCENARIOS = ("clean", "faults", "disk", "database")
+SCENARIOS = ("clean", "faults", "disk", "database", "occupied")
 """Runs of a contender: nothing happens, the faults of the plan and kills of the driver, its disk
-is full, its database is gone."""
+is full, its database is gone, its GPU's memory is taken."""
 
 
 class Outage(Protocol):
@@ -86,24 +86,29 @@ def surroundings(scenario: str, folder: Path) -> Iterator[Surroundings]:
     home.mkdir()
     url = f"sqlite:///{home}/study.db"
     if scenario == "disk":
-        with _mounted(home):
+        with mounted(home):
             yield Surroundings(home, url, FullDisk(home))
     elif scenario == "database":
         with _server() as server:
             host = Path(server.path).parent
             url = f"postgresql+psycopg://postgres@/postgres?host={host}"
             yield Surroundings(home, url, StoppedDatabase(server))
+    elif scenario == "occupied":
+        from gpu_work import OccupiedGpu
+
+        yield Surroundings(home, url, OccupiedGpu())
     else:
         yield Surroundings(home, url)
 
 
 @contextlib.contextmanager
-def _mounted(folder: Path) -> Iterator[None]:
+def mounted(folder: Path) -> Iterator[None]:
+    """Mount a file system of `DISK` bytes, in memory, at a folder."""
     if os.geteuid() != 0:
         raise PermissionError(
             errno.EPERM,
             "a file system can be mounted by root only: run this as "
-            "`unshare --map-root-user --mount python benchmarks/faults/run.py …`",
+            "`unshare --map-root-user --mount python benchmarks/faults/…`",
         )
     options = f"size={DISK}"
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], check=True)

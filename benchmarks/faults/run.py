@@ -6,7 +6,8 @@
 
 Scenarios: `clean`; `faults`, in which trials fail as planned, and the driver is killed (SIGKILL)
 at three moments and started again with the same command; `disk` and `database`, in which the disk
-is full, or PostgreSQL is down, for --outage seconds. A driver that ends too early, or makes no
+is full, or PostgreSQL is down, for --outage seconds; `occupied`, in which another process holds
+the GPU's memory (with --gpu). A driver that ends too early, or makes no
 progress for --patience seconds, is ended and started again as well, after an outage: each of these
 restarts is a step that a person has to take. Contenders of other projects need their environment:
 --python syne-tune=PATH.
@@ -32,12 +33,21 @@ from typing import NamedTuple
 
 import psutil
 from outages import SCENARIOS, Outage, Surroundings, surroundings
+from processes import TAG, resident, tagged
 from rich.console import Console
 from rich.table import Table
-from work import PERSISTENT, value_of, write_plan
+from work import (
+    GPU,
+    HARMLESS,
+    PERSISTENT,
+    TRANSIENT,
+    Plan,
+    plan_faults,
+    read_plan,
+    value_of,
+)
 
 DRIVERS = Path(__file__).parent / "drivers"
-TAG = "SUPERMAX_FAULT_SUITE"
 MOMENTS = (0.25, 0.5, 0.75)
 """Shares of the trials that have ended when the driver is killed."""
 OUTAGE_MOMENT = 0.3
@@ -152,7 +162,7 @@ class Harness:
             )  # fmt: skip
         progress, since = -1, time.monotonic()
         while driver.poll() is None:
-            self._peak = max(self._peak, sum(_resident(p) for p in self.processes()))
+            self._peak = max(self._peak, sum(resident(p) for p in self.processes()))
             ended, attempts = self._ended(), self._attempts()
             self._watch_outage(ended)
             if ended + attempts != progress or self._outage_end is not None:
@@ -200,7 +210,7 @@ class Harness:
             file.name: int(file.read_text(encoding="utf-8"))
             for file in self.folder.glob("identities/[!.]*")
         }
-        plan = json.loads((self.folder / "plan.json").read_text(encoding="utf-8"))["faults"]
+        plan = read_plan(self.folder).faults
         ended = Counter(json.loads(line)["index"] for line in self._lines())
         values = {index[name]: value for name, value in stored["values"].items()}
         expected = {i for i, fault in enumerate(plan) if fault not in PERSISTENT}
@@ -222,7 +232,7 @@ class Harness:
 
     def processes(self) -> list[psutil.Process]:
         """Return the living processes that descend from a driver, whatever their parent is now."""
-        return [p for p in psutil.process_iter() if _tag(p) == self.tag]
+        return tagged(self.tag)
 
     def end_all(self) -> None:
         """Kill every process of the run, as a person would who cleans up."""
@@ -268,22 +278,6 @@ class Harness:
         return dict(zip(names, out.split(), strict=False))
 
 
-def _tag(process: psutil.Process) -> str | None:
-    try:
-        if process.status() == psutil.STATUS_ZOMBIE:
-            return None
-        return process.environ().get(TAG)
-    except psutil.Error:
-        return None
-
-
-def _resident(process: psutil.Process) -> int:
-    try:
-        return int(process.memory_info().rss)
-    except psutil.Error:
-        return 0
-
-
 def measure(name: str, options: argparse.Namespace, scenario: str) -> Outcome:
     folder = Path(tempfile.mkdtemp(prefix="faults-"))
     try:
@@ -300,7 +294,9 @@ def _measure(
     name: str, options: argparse.Namespace, scenario: str, folder: Path, found: Surroundings
 ) -> Outcome:
     share = options.share if scenario == "faults" else 0.0
-    write_plan(folder, options.trials, options.seed, share, options.seconds, found.home, found.url)
+    kinds = [f for f in (*TRANSIENT, *HARMLESS, *PERSISTENT) if options.gpu or f not in GPU]
+    faults = plan_faults(options.trials, options.seed, share, kinds)
+    Plan(faults, options.seconds, found.home, found.url, options.gpu).write(folder)
     harness = Harness(name, folder, options)
     try:
         seconds = harness.run(scenario, found.outage)
@@ -313,6 +309,7 @@ TITLES = {
     "faults": "The same faults",
     "disk": "The disk is full for a while",
     "database": "The database is gone for a while",
+    "occupied": "Another process holds the GPU's memory for a while",
 }
 
 
@@ -371,6 +368,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=1.0, help="of a trial")
     parser.add_argument("--share", type=float, default=0.5, help="share of trials with a fault")
+    parser.add_argument("--gpu", action="store_true", help="trials work on a GPU")
     parser.add_argument("--patience", type=float, default=60, help="seconds without progress")
     parser.add_argument("--outage", type=float, default=60, help="seconds of an outage")
     parser.add_argument("--into", type=Path, required=True)

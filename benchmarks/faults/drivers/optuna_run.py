@@ -15,8 +15,8 @@ import optuna
 from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
 from optuna.study import MaxTrialsCallback
 from optuna.trial import FrozenTrial, Trial, TrialState
-from stored import Stored, drive, plan_of
-from work import run_trial
+from stored import Stored, drive
+from work import read_plan, run_trial
 
 
 def run_threads(folder: Path, workers: int) -> None:
@@ -30,7 +30,7 @@ def run_processes(folder: Path, workers: int) -> None:
     program = [sys.executable, __file__, "one", str(folder)]
     for process in [subprocess.Popen(program) for _ in range(workers)]:
         process.wait()
-    if len(report(folder).values) < plan_of(folder).trials:
+    if len(report(folder).values) < read_plan(folder).trials:
         sys.exit("All processes have ended before the last trial.")
 
 
@@ -39,7 +39,7 @@ def _optimize(folder: Path, threads: int) -> None:
         trial.suggest_float("x", 0, 1)
         return run_trial(folder, _identity(trial.study.trials[trial.number]), trial.report)
 
-    stop = MaxTrialsCallback(plan_of(folder).trials, states=(TrialState.COMPLETE,))
+    stop = MaxTrialsCallback(read_plan(folder).trials, states=(TrialState.COMPLETE,))
     _study(folder).optimize(objective, n_jobs=threads, callbacks=[stop], catch=(Exception,))
 
 
@@ -57,7 +57,7 @@ def _identity(trial: FrozenTrial) -> str:
 
 def _study(folder: Path) -> optuna.Study:
     storage = RDBStorage(
-        plan_of(folder).url,
+        read_plan(folder).url,
         heartbeat_interval=2,
         grace_period=6,
         heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(max_retry=3),

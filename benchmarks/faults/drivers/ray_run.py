@@ -14,8 +14,8 @@ from typing import Any
 import ray
 from ray import tune
 from ray.tune.search.optuna import OptunaSearch
-from stored import Stored, drive, plan_of
-from work import run_trial
+from stored import Stored, drive
+from work import read_plan, run_trial
 
 NAME = "faults"
 
@@ -30,7 +30,7 @@ def trainable(config: dict[str, Any], folder: Path) -> None:
 
 def run(folder: Path, workers: int) -> None:
     ray.init(num_cpus=workers, include_dashboard=False, logging_level=logging.ERROR)
-    plan = plan_of(folder)
+    plan = read_plan(folder)
     path = str(plan.home / NAME)
     made = tune.with_resources(partial(trainable, folder=folder), {"cpu": 1})
     if tune.Tuner.can_restore(path):
@@ -52,7 +52,7 @@ def run(folder: Path, workers: int) -> None:
 
 
 def report(folder: Path) -> Stored:
-    path = plan_of(folder).home / NAME
+    path = read_plan(folder).home / NAME
     if not tune.Tuner.can_restore(str(path)):
         return Stored()
     trials = tune.ExperimentAnalysis(str(path)).trials or []

@@ -34,19 +34,3 @@ def drive(run: Callable[[Path, int], None], report: Callable[[Path], Stored]) ->
         run(options.folder, options.workers)
     else:
         print(json.dumps(asdict(report(options.folder))))
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a driver reads of the plan."""
-
-    trials: int
-    home: Path
-    """Folder for all files of the contender."""
-    url: str
-    """Storage of the study, for contenders that take one."""
-
-
-def plan_of(folder: Path) -> Plan:
-    plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
-    return Plan(len(plan["faults"]), Path(plan["home"]), plan["url"])

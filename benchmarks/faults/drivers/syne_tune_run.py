@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from stored import Stored, drive, plan_of
+from stored import Stored, drive
 from syne_tune import StoppingCriterion, Tuner
 from syne_tune.backend import LocalBackend
 from syne_tune.backend.trial_status import Status
 from syne_tune.config_space import uniform
 from syne_tune.optimizer.baselines import RandomSearch
+from work import read_plan
 
 NAME = "faults"
 
 
 def run(folder: Path, workers: int) -> None:
-    plan = plan_of(folder)
+    plan = read_plan(folder)
     os.environ["SYNETUNE_FOLDER"] = str(plan.home)
     saved = _saved(plan.home)
     if saved is not None:
@@ -38,7 +39,7 @@ def run(folder: Path, workers: int) -> None:
 
 
 def report(folder: Path) -> Stored:
-    home = plan_of(folder).home
+    home = read_plan(folder).home
     os.environ["SYNETUNE_FOLDER"] = str(home)
     saved = _saved(home)
     if saved is None:
