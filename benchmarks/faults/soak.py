@@ -140,7 +140,7 @@ class Soak:
             ),
         }  # fmt: skip
         command = [
-            sys.executable, PROGRAM, "tune", "criteria", "--preset", "demo", "--trials",
+            sys.executable, str(PROGRAM), "tune", "criteria", "--preset", "demo", "--trials",
             str(self.options.trials), "--epochs", "2", "--workers", str(self.options.workers),
             "--sampler", "random", "--pruner", "none", "--race", "false",
             "--set", "data.posts=60", "--set", f"stall_timeout={STALL}", "--run-dir", "run",
