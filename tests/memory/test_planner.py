@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supermax.memory.estimate import need
+from supermax.memory.estimate import CONTEXT, need
 from supermax.memory.facts import Spec
 from supermax.memory.planner import Failed, NoPlan, Plan, plan, smallest_budget, split_into, splits
 from supermax.memory.speed import StepSpeed
@@ -72,14 +72,31 @@ def test_a_split_that_ran_out_of_memory_is_never_planned_again(
         found = plan(spec, budget, failed=failed)
         if isinstance(found, NoPlan):
             assert found.over > 0
+            if failed:  # the smallest split with nearly all of the memory
+                last = min(failed, key=lambda f: (need(spec, f.split).total, -f.memory))
+                context = CONTEXT["cpu" if spec.device == "cpu" else "cuda"]
+                assert 1.25 * last.memory > budget - context
             return
+        assert found.need.total <= budget
         now = Failed(found.split, found.need.reserved)
         assert now not in failed
         for before in failed:
             smaller = need(spec, now.split).total < need(spec, before.split).total
-            assert smaller or now.memory >= 1.25 * before.memory
+            assert smaller or now.memory >= int(1.25 * before.memory)
         failed.append(now)
     raise AssertionError("it never ends")
+
+
+def test_a_small_trial_gets_more_memory_instead_of_a_tiny_micro_batch() -> None:
+    """Splitting would save little: most of its memory are weights and the margin."""
+    small = Spec((BERT_LARGE,), effective_batch=16, length=32, device="cpu")
+    first = plan(small, 64 * GIB)
+    assert isinstance(first, Plan)
+    second = plan(small, 64 * GIB, failed=[Failed(first.split, first.need.reserved)])
+    assert isinstance(second, Plan)
+    assert second.split == first.split
+    assert second.need.reserved == 4 * first.need.reserved
+    assert not second.why
 
 
 @settings(max_examples=60, deadline=None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from supermax._util.text import counted, size_text
 from supermax.memory.estimate import EVALUATED, PLAIN, Correction, Need, Split, need
@@ -15,9 +16,13 @@ from supermax.memory.facts import Spec
 from supermax.memory.speed import StepSpeed, batch_seconds
 
 _RETRY_FACTOR = 1.25
-"""Factor by which memory must have grown before a split that failed is tried again."""
+"""Factor above which memory is clearly more than that of a split that failed."""
 _CLEARLY_SMALLER = 0.85
-"""Share of the need of a failed split that its successor should stay below, if possible."""
+"""Share of the need of a failed split below which another one needs clearly less."""
+_GROWTH = 4
+"""Factor by which memory grows where no split is clearly smaller than those that failed."""
+_HALF = 0.5
+"""Share of the need of a failed split below which another one is tried with as much memory."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,13 @@ class Failed:
     """Bytes that it was allowed to use."""
 
 
+class Failure(NamedTuple):
+    """Memory of a split that ran out of it, and its need by the formula."""
+
+    memory: int
+    needed: int
+
+
 @dataclass(frozen=True)
 class NoPlan:
     """Result where nothing fits, not even a micro-batch of 1 with activation checkpointing."""
@@ -78,10 +90,11 @@ class NoPlan:
 
     def __str__(self) -> str:
         names = " and ".join(dict.fromkeys(encoder.name for encoder in self.spec.encoders))
+        needed, available = size_text(self.smallest), size_text(self.budget)
         return (
-            f"{names} at {self.spec.length} tokens needs {size_text(self.smallest)} even with "
-            f"a micro-batch of 1 and activation checkpointing; {size_text(self.budget)} are "
-            f"available."
+            f"{names} at {self.spec.length} tokens needs "
+            f"{needed if needed != available else 'more'} even with a micro-batch of 1 and "
+            f"activation checkpointing; {available} are available."
         )
 
 
@@ -96,25 +109,50 @@ def plan(
     """Return the whole batch where it fits into `budget` bytes of the device, else the fastest
     plan that fits.
 
-    `failed` are splits that ran out of memory: a plan must need less, or get clearly more memory.
-    `measured` are step times of the same encoder."""
+    `failed` are splits that ran out of memory: a plan must need clearly less, else it gets more
+    memory than it is estimated to need. `measured` are step times of the same encoder."""
     candidates = [_plan_of(spec, split, correction, measured) for split in splits(spec)]
     if spec.device != "cpu":
         tightest = min(candidates, key=lambda plan: plan.need.total).split
         offloaded = replace(tightest, best_on_host=True)
         candidates.append(_plan_of(spec, offloaded, correction, measured))
     candidates = _no_slower_than_smaller(candidates)
-    bounds = [(f.memory, need(spec, f.split).total) for f in failed]
-    fitting = [p for p in candidates if p.need.total <= budget and _smaller(p, bounds)]
-    if fitting:
-        clearly_smaller = [p for p in fitting if _smaller(p, bounds, _CLEARLY_SMALLER)]
-        smallest_plan = min(fitting, key=lambda plan: plan.need.total)
-        best = min(clearly_smaller, key=_preference) if clearly_smaller else smallest_plan
+    bounds = [Failure(f.memory, need(spec, f.split).total) for f in failed]
+    found = [p for p in candidates if p.need.total <= budget and _promising(p, bounds)]
+    found = found or _with_more_memory(candidates, bounds, budget)
+    if found:
+        best = min(found, key=_preference)
         return replace(best, why=_why(best, candidates[0], budget))
     smallest = min(plan.need.total for plan in candidates)
     if failed:  # the need exceeds its estimate
         smallest = max(smallest, budget + 1, int(_RETRY_FACTOR * max(f.memory for f in failed)))
     return NoPlan(spec, smallest, budget)
+
+
+def _with_more_memory(
+    candidates: Sequence[Plan], failed: Sequence[Failure], budget: int
+) -> list[Plan]:
+    """Return the promising plans among those with more memory than their estimate, at last the
+    tightest one with the whole budget."""
+    found = []
+    for plan in candidates:
+        close = [f.memory for f in failed if _HALF * f.needed <= _needed(plan)]
+        memory = _GROWTH * max([plan.need.reserved, *close])
+        found += _given(plan, min(memory, budget - plan.need.context))
+    promising = [plan for plan in found if _promising(plan, failed, _HALF)]
+    if promising:
+        return promising
+    tightest = min(candidates, key=lambda plan: plan.need.total)
+    tried = max((f.memory for f in failed if f.needed <= _needed(tightest)), default=0)
+    whole = budget - tightest.need.context
+    return _given(tightest, whole) if whole >= _RETRY_FACTOR * tried else []
+
+
+def _given(plan: Plan, memory: int) -> list[Plan]:
+    """Return the plan with that memory to reserve; none if it is less than the estimate."""
+    extra = memory - plan.need.reserved
+    roomy = replace(plan.need, slack=plan.need.slack + extra)
+    return [replace(plan, need=roomy)] if extra >= 0 else []
 
 
 def _no_slower_than_smaller(largest_first: Sequence[Plan]) -> list[Plan]:
@@ -141,11 +179,18 @@ def _why(chosen: Plan, whole: Plan, budget: int) -> str:
     return "an earlier attempt ran out of memory"
 
 
-def _smaller(plan: Plan, failed: Sequence[tuple[int, int]], share: float = 1.0) -> bool:
-    """Return True if the plan needs less than `share` of every failed split, unless it gets
-    clearly more memory. `failed` holds the memory and the estimated need of each."""
-    comparable = [total for memory, total in failed if plan.need.reserved < _RETRY_FACTOR * memory]
-    return not comparable or need(plan.spec, plan.split).total < share * min(comparable)
+def _promising(plan: Plan, failed: Iterable[Failure], share: float = _CLEARLY_SMALLER) -> bool:
+    """Return True if, compared with every split that failed, the plan needs less than `share`, or
+    gets clearly more memory."""
+    needed = _needed(plan)
+    return all(
+        plan.need.reserved >= _RETRY_FACTOR * f.memory or needed < share * f.needed for f in failed
+    )
+
+
+def _needed(plan: Plan) -> int:
+    """Return the need of a plan by the formula alone, which later measurements do not change."""
+    return need(plan.spec, plan.split).total
 
 
 def _preference(plan: Plan) -> tuple[bool, float, bool, int, bool]:

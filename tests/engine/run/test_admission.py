@@ -166,7 +166,7 @@ def test_trial_out_of_memory_is_planned_again(study: optuna.Study) -> None:
         assert trial.notes["reserved"]["device"] <= 2
         launches = [line["plan"]["size"] for line in trial.folder.records() if "launch" in line]
         assert launches == [trial.params["size"] >> i for i in range(tries)]
-        assert all(f.decision == "split further, and tried again" for f in trial.faults)
+        assert all(f.decision == "tried again with another memory plan" for f in trial.faults)
         assert len(list((trial.folder.path / "checkpoint").iterdir())) == tries
 
 

@@ -10,7 +10,6 @@ from optuna.distributions import distribution_to_json, json_to_distribution
 from optuna.trial import Trial
 
 from supermax.engine.jobs.policy import (
-    REPLANNED,
     Decision,
     Replan,
     Retry,
@@ -24,6 +23,9 @@ from supermax.engine.storage.logs import tail_of
 from supermax.engine.storage.run_folder import LedgerEntry, TrialFolder
 from supermax.engine.trial.faults import Culprit, Evidence, Fault, KilledFor, Kind, classify
 from supermax.engine.trial.outcome import INTERRUPTED, Outcome
+
+_REPLANNED_BEFORE = "split further"
+"""Beginning of a decision's text in ledgers of earlier versions."""
 
 
 @dataclass
@@ -295,7 +297,7 @@ def _decided(record: LedgerEntry) -> LedgerEntry:
     if "again" in record:
         return record
     text = str(record.get("decision") or "")
-    replanned = text.startswith(REPLANNED)
+    replanned = text.startswith(_REPLANNED_BEFORE)
     again = replanned or text.startswith("retry")
     return {"again": again, "replanned": replanned, "blocking": "blocking launches" in text}
 

@@ -26,7 +26,6 @@ _FAIL_AT_ONCE = {Kind.EXCEPTION, Kind.UNSENDABLE, Kind.WRONG_ARITY}
 _MEMORY = {Kind.DEVICE_OOM, Kind.HOST_OOM}
 _CUDA = {Kind.DEVICE_ASSERT, Kind.CUDA_ERROR}
 _FAIL_AFTER_TWO = {Kind.SIGNAL, Kind.EXIT, *_CUDA}  # failed after two fresh cells
-REPLANNED = "split further"
 _BACK_OFF = 0.5
 _LONGEST_BACK_OFF = 60.0
 _FREE_BACK_OFF = 0.05
@@ -59,7 +58,7 @@ class Prune:
 
 @dataclass(frozen=True)
 class Replan:
-    """Retry in a fresh cell, with smaller micro-batches."""
+    """Retry in a fresh cell, with smaller micro-batches or more memory."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +171,7 @@ def describe_decision(decision: Decision, *, ran: bool) -> str:
         case Retry(delay, blocking):
             return f"retry in {delay:.1f} s" + (" with blocking launches" if blocking else "")
         case Replan():
-            return f"{REPLANNED}, and tried again"
+            return "tried again with another memory plan"
         case Prune() if not ran:
             return "reported to the sampler as infeasible"
         case Prune(name):
