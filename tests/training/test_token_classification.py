@@ -20,7 +20,7 @@ from supermax.training.data.columns import Columns
 from supermax.training.data.entities import Entity, tag_names, tags_of, words_in
 from supermax.training.data.examples import Corpus, Example
 from supermax.training.data.splits import Splits, split
-from supermax.training.data.synthetic_entities import synthetic_entities
+from supermax.training.data.synthetic import synthetic_entities
 from supermax.training.deploy.export import export, load_exported
 from supermax.training.deploy.exported import Description
 from supermax.training.deploy.predict import predict_examples, predict_file

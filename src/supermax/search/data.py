@@ -16,17 +16,19 @@ from supermax.search.settings.model import ColumnSettings
 from supermax.search.settings.resolving import GUESSES
 from supermax.training.data.bad_rows import BadRows
 from supermax.training.data.columns import Columns
-from supermax.training.data.entity_tables import open_entities
+from supermax.training.data.entities.tables import open_entities
 from supermax.training.data.examples import Corpus
 from supermax.training.data.guessing import guess_file
 from supermax.training.data.inputs.reading import is_in_memory, read_rows
 from supermax.training.data.inputs.stored import StoredTable, stored
 from supermax.training.data.redsm5 import is_redsm5, read_redsm5
 from supermax.training.data.splits import Splits, split, splits_of, with_validation
-from supermax.training.data.synthetic import synthetic
-from supermax.training.data.synthetic_entities import synthetic_entities
-from supermax.training.data.synthetic_ratings import synthetic_ratings
-from supermax.training.data.synthetic_requests import synthetic_requests
+from supermax.training.data.synthetic import (
+    synthetic,
+    synthetic_entities,
+    synthetic_ratings,
+    synthetic_requests,
+)
 from supermax.training.data.tables import open_table
 
 _GENERATORS = {

@@ -15,9 +15,9 @@ from sklearn.metrics import f1_score
 from supermax import UserError
 from supermax.training.data.examples import Corpus, Example
 from supermax.training.data.redsm5 import SYMPTOMS, read_redsm5
-from supermax.training.data.sentences import WORDINGS
 from supermax.training.data.splits import split
 from supermax.training.data.synthetic import synthetic
+from supermax.training.data.synthetic.symptom_templates import WORDINGS
 from tests.training.redsm5_files import write_redsm5
 
 

@@ -15,7 +15,7 @@ from supermax.training.data.bad_rows import BadRows, OnBad, check_on_bad
 from supermax.training.data.columns import Columns, check_columns
 from supermax.training.data.encodings import UTF8
 from supermax.training.data.entities import Entity, count_unaligned, words_in
-from supermax.training.data.entity_rows import NamedEntity, Sentence, sentence_of
+from supermax.training.data.entities.rows import NamedEntity, Sentence, sentence_of
 from supermax.training.data.examples import Corpus, Example, Unlabelled
 from supermax.training.data.inputs.reading import Source, read_rows
 from supermax.training.data.places import Place

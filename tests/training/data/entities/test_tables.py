@@ -13,7 +13,7 @@ from supermax.search.data import data_of, with_columns
 from supermax.search.settings.resolving import resolve
 from supermax.space.presets import presets
 from supermax.training.data.columns import Columns
-from supermax.training.data.entity_tables import known_entities, open_entities, read_entities
+from supermax.training.data.entities.tables import known_entities, open_entities, read_entities
 from supermax.training.data.examples import Corpus, Example
 from supermax.training.data.guessing import guess_file
 from supermax.training.data.splits import split

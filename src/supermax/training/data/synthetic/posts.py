@@ -15,8 +15,8 @@ from statistics import NormalDist
 from supermax.errors import UserError
 from supermax.training.data.examples import Corpus
 from supermax.training.data.redsm5 import Annotation, assemble
-from supermax.training.data.sentences import WORDINGS
-from supermax.training.data.synthetic_posts import SentenceLabel, generate_sentences, post_of
+from supermax.training.data.synthetic.sentences import SentenceLabel, generate_sentences, post_of
+from supermax.training.data.synthetic.symptom_templates import WORDINGS
 
 _POSTS, _ANNOTATIONS, _PRESENT = 1484, 2058, 427  # numbers in ReDSM5
 _LENGTH = NormalDist(5.19, 1.0)  # logarithm of a post's words: mean about 295, longest thousands
