@@ -288,5 +288,5 @@ def test_the_same_synthetic_data_for_the_same_arguments() -> None:
     assert first.fingerprint != synthetic_entities(20, seed=1).fingerprint
     for example in synthetic_entities(50, max_words=8).entities:
         assert all(example.text[a:b].strip() for a, b, _ in example.entities or ())
-    with pytest.raises(UserError, match="at least 1 text"):
+    with pytest.raises(UserError, match="posts must be at least 1"):
         synthetic_entities(0)
