@@ -34,6 +34,7 @@ from common import machine
 from rich.console import Console
 from rich.table import Table
 
+from supermax._util.attributes import UNTRAINED
 from supermax.memory.estimate import Split, need
 from supermax.memory.measurements import Measured, MeasurementLog
 from supermax.memory.planner import Failed, Plan, plan
@@ -42,7 +43,7 @@ from supermax.tasks.fits import combinations
 from supermax.tasks.specs import spec_of
 from supermax.training.config import Config, read_config
 from supermax.training.memory_probe import probe_memory
-from supermax.training.models.architectures import FULL, UNTRAINED
+from supermax.training.models.architectures import FULL
 from supermax.training.models.sources import find
 from supermax.training.steps.execution import Execution
 from supermax.training.steps.memory_limits import limit_memory

@@ -103,9 +103,9 @@ class EpochMetrics:
 def change(side: str) -> None:
     """Patch Supermax in this process as the side's name says."""
     if side == "ours padded":
-        assembly.can_pack = lambda _: False  # type: ignore[assignment]
+        assembly.can_pack = lambda _: False  # type: ignore[assignment,attr-defined]
     elif side == "ours sorted":
-        loop.order = sorted_pools  # type: ignore[assignment]
+        loop.order = sorted_pools  # type: ignore[attr-defined]
 
 
 def sorted_pools(lengths: Indices, size: int, seed: int, epoch: int) -> list[Indices]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from parity_data import CLIP, DECAY, DROPOUT, WARMUP, Answer, Row, Task, answer_metrics, macro_f1
@@ -232,7 +233,7 @@ def train(
             batch = collate(some, tokenizer.pad_token_id)
             with torch.autocast(DEVICE, torch.bfloat16, enabled=DEVICE == "cuda"):
                 outputs = model(**inputs_of(batch))
-            loss_of(outputs, batch).backward()
+            loss_of(outputs, batch).backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(model.parameters(), CLIP)
             optimizer.step()
             schedule.step()
@@ -251,7 +252,7 @@ def evaluate(
     model.eval()
     found: dict[str, float] = {}
 
-    def outputs(features: list[Feature]) -> Iterator[tuple[Feature, list[Tensor]]]:
+    def outputs(features: list[Feature]) -> Iterator[tuple[Feature, list[Any]]]:
         for first in range(0, len(features), 64):
             some = features[first : first + 64]
             batch = collate(some, tokenizer.pad_token_id)

@@ -288,7 +288,7 @@ class Meter:
             finally:
                 self.busy -= time.perf_counter() - started
 
-        Coordinator.run, Processes.wait = timed_run, timed_wait  # type: ignore[method-assign]
+        Coordinator.run, Processes.wait = timed_run, timed_wait  # type: ignore[method-assign,assignment]
         try:
             yield
         finally:

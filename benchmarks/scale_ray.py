@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,12 +27,12 @@ def cluster(nodes: int) -> Iterator[None]:
     found = Cluster(initialize_head=True, head_node_args={"num_cpus": CPUS})
     for _ in range(nodes - 1):
         found.add_node(num_cpus=CPUS)
-    ray.init(address=found.address, log_to_driver=False, logging_level="ERROR")
+    ray.init(address=found.address, log_to_driver=False, logging_level=logging.ERROR)
     try:
         yield
     finally:
         ray.shutdown()
-        found.shutdown()
+        found.shutdown()  # type: ignore[no-untyped-call]
 
 
 def ends_of_supermax(workers: int, trials: int, folder: Path) -> list[float]:
@@ -69,4 +70,4 @@ def ends_of_ray_tune(
         ),
         run_config=tune.RunConfig(storage_path=str(folder), verbose=0),
     )
-    return [float(result.metrics["at"]) for result in tuner.fit()]
+    return [float(result.metrics["at"]) for result in tuner.fit()]  # type: ignore[attr-defined]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 
 import optuna
 
@@ -42,4 +43,5 @@ def run_optuna(url: str, study: str, trials: str) -> None:
 
 if __name__ == "__main__":
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    {"supermax": run_supermax, "optuna": run_optuna}[sys.argv[1]](*sys.argv[2:])
+    runs: dict[str, Callable[..., None]] = {"supermax": run_supermax, "optuna": run_optuna}
+    runs[sys.argv[1]](*sys.argv[2:])

@@ -80,7 +80,8 @@ def search(limit: float, how: str, n: int, seed: int) -> tuple[float, float]:
         return value(config)
 
     study.optimize(objective, n_trials=n)
-    good = [t.value for t in study.trials if t.user_attrs.get("feasible")]
+    feasible = [t for t in study.trials if t.user_attrs.get("feasible")]
+    good = [t.value for t in feasible if t.value is not None]
     return 1 - len(good) / n, min(good, default=float("inf"))
 
 
@@ -116,7 +117,7 @@ def bench_wasted(folder: str, scale: float) -> list[Line]:
 
 def filled(space: Space, n: int) -> list[FrozenTrial]:
     rng = np.random.RandomState(0)
-    trials = []
+    trials: list[FrozenTrial] = []
     while len(trials) < n:
         values = prior_draw(space, rng)
         if space.broken(values):

@@ -22,6 +22,7 @@ from collections.abc import Iterable
 from datetime import date
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from common import machine
 from speed_tables import tables
@@ -98,7 +99,7 @@ def _options() -> argparse.Namespace:
         "4 cells MPS, 4 cells MPS compiled, 4 cells MPS 70%% compiled. trials: bare, baseline, "
         "or cells as in steady. Trainer is always one of them.",
     )
-    number = {"type": _count, "metavar": "N"}
+    number: dict[str, Any] = {"type": _count, "metavar": "N"}
     parser.add_argument("--trials", **number, default=8, help="our trials, three or more per cell")
     parser.add_argument(
         "--reference-trials", **number, default=5, help="trials of the peers, at least three"

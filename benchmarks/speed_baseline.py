@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import optuna
@@ -31,7 +32,7 @@ from speed_tasks import (
     corpus_of,
     validation_of,
 )
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 from transformers import get_linear_schedule_with_warmup
 
 from supermax.training.prepare import max_input_length
@@ -63,10 +64,11 @@ class BaselineLoop:
 
     def __init__(self, peer: Peer, rows: list[Row], some: list[Row], tried: Choice) -> None:
         self._network = peer.network(tried.dropout).to(DEVICE)
+        own, other = cast("Dataset[Row]", rows), cast("Dataset[Row]", some)  # lists serve as one
         self._batches: Batches = DataLoader(
-            rows, batch_size=peer.what.batch, shuffle=True, collate_fn=_collated
+            own, batch_size=peer.what.batch, shuffle=True, collate_fn=_collated
         )
-        self._some: Batches = DataLoader(some, batch_size=EVALUATED, collate_fn=_collated)
+        self._some: Batches = DataLoader(other, batch_size=EVALUATED, collate_fn=_collated)
         parameters = self._network.parameters()
         self._optimizer = torch.optim.AdamW(parameters, lr=tried.rate, weight_decay=0.0)
         updates = len(self._batches) * EPOCHS

@@ -259,11 +259,7 @@ def counted(eager: Prepared, indices: Indices, rows: int, length: int) -> Operat
     data = eager.train
     batch = resized(collate(data.views, eager.pads, data.rows(indices)), rows, length)
     denominators = loss_denominators(*data.targets(indices), eager.step.weights)
-    device = eager.execution.device
-    moved = Batch(
-        tuple(Inputs(*(t.to(device) for t in (o.ids, o.mask, o.types))) for o in batch.inputs),
-        *(t.to(device) for t in (batch.labels, batch.starts, batch.ends)),
-    )
+    moved = batch.to(eager.execution.device)
     eager.model.train()
     with FlopCounterMode(display=False) as counter:
         eager.step.micro(moved, denominators)
@@ -280,7 +276,9 @@ def resized(batch: Batch, size: int, length: int) -> Batch:
         rows = part[torch.arange(size) % len(part)]
         return torch.nn.functional.pad(rows, (0, length - part.shape[1]), value=0)
 
-    inputs = tuple(Inputs(*map(padded, (one.ids, one.mask, one.types))) for one in batch.inputs)
+    inputs = tuple(
+        Inputs(padded(one.ids), padded(one.mask), padded(one.types)) for one in batch.inputs
+    )
     places = torch.arange(size) % len(batch.labels)
     return Batch(inputs, batch.labels[places], batch.starts[places], batch.ends[places])
 

@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -94,7 +95,7 @@ def trainer(task: Task, folder: Path, *, grouped: bool) -> dict[str, float]:
     return {"seconds": done.metrics["train_runtime"], "loss": done.training_loss}
 
 
-CONTENDERS = {
+CONTENDERS: dict[str, Callable[[Task, Path], dict[str, float]]] = {
     "ours": ours,
     "grouped": partial(trainer, grouped=True),
     "defaults": partial(trainer, grouped=False),

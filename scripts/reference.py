@@ -112,8 +112,8 @@ def _cell(text: str) -> str:
 # Settings.
 
 
-_ABOUT = """What a YAML file for `supermax tune` can hold (`supermax init` writes one), what
-`--set KEY=VALUE` can set, and what `supermax.Study.from_config` takes. A dot means a part:
+_ABOUT = """Settings of a YAML file for `supermax tune` (`supermax init` writes one), of
+`--set KEY=VALUE`, and of `supermax.Study.from_config`. A dot means a part:
 `data.path` is `path` under `data`. Flags come before the environment, that before the file, that
 before the preset."""
 _UNITS = """Durations are written as `90m`, `8h`, `1h30m`, sizes as `24GiB`, `500MB`. Paths in a
@@ -175,8 +175,8 @@ def _default(key: str) -> str:
 
 
 def python() -> str:
-    parts = [HEAD, "# Python", "What `import supermax` gives. `supermax.space` is described in "
-             "[spaces](../space.md), agents in [agents and data](../agents.md)."]  # fmt: skip
+    parts = [HEAD, "# Python", "Names that `import supermax` gives. `supermax.space` is described "
+             "in [spaces](../space.md), agents in [agents and data](../agents.md)."]  # fmt: skip
     for name in sorted(supermax.__all__):
         found = getattr(supermax, name)
         if inspect.ismodule(found):

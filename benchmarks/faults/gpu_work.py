@@ -1,4 +1,4 @@
-"""What a trial does on a GPU, and the faults that need one."""
+"""Work of a trial on a GPU, and the faults that need one."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Outage(Protocol):
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a run stands on."""
+    """Folder, storage and outage of a run."""
 
     home: Path
     """Folder in which a contender keeps all of its files."""

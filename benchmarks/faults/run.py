@@ -84,7 +84,7 @@ CONTENDERS = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one run of a contender left."""
+    """Results of one run of a contender, counted."""
 
     contender: str
     scenario: str
@@ -94,7 +94,7 @@ class Outcome:
     expected: int
     """Trials that can have a result."""
     finished: int
-    """Of these, trials whose result is stored."""
+    """Expected trials whose result is stored."""
     lost: int
     """Trials that ran to their end, without their result in the storage."""
     wrong: int

@@ -39,7 +39,7 @@ from work import GPU, HARMLESS, TRANSIENT, plan_faults
 PROGRAM = Path(__file__).parent / "drivers" / "soak_run.py"
 COORDINATOR, FORK_SERVER, CELL, SUPERVISOR = "coordinator", "fork server", "cell", "supervisor"
 ODDS = {CELL: 0.8, FORK_SERVER: 0.08, COORDINATOR: 0.1, SUPERVISOR: 0.02}
-"""How often a process of each role is the one that is killed."""
+"""Probability that the process that is killed has this role."""
 STALL = 10
 """Seconds without a sign of life after which a trial counts as hanging."""
 DISK_MOMENT, LOCK_MOMENT = 0.4, 0.6
@@ -50,7 +50,7 @@ AFTERWARDS = 10
 
 @dataclass
 class Life:
-    """What was seen of one process."""
+    """Observations of one process."""
 
     role: str
     cpu: float = 0.0

@@ -52,10 +52,10 @@ def plan_faults(trials: int, seed: int, share: float, kinds: Sequence[str]) -> l
 
 @dataclass(frozen=True)
 class Plan:
-    """What the trials of a run do."""
+    """Work and faults of the trials of a run."""
 
     faults: list[str]
-    """Of each trial, in the order in which they first start."""
+    """Fault of each trial, in the order in which they first start."""
     seconds: float
     """Time of a trial."""
     home: Path

@@ -1,4 +1,4 @@
-"""What the recorded fine-tuning curves say about searches.
+"""Evaluate the recorded fine-tuning curves: schedules, ranges, selection and surrogates.
 
     python benchmarks/search/curves.py
 

@@ -158,8 +158,7 @@ def search(key: Key, trainer: Trainer) -> Search:
     """Run a search until all its trials together have the epochs of the budget."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     sampler, pruner = methods(*key)
-    direction = "maximize"
-    study = optuna.create_study(sampler=sampler, pruner=pruner, direction=direction)
+    study = optuna.create_study(sampler=sampler, pruner=pruner, direction="maximize")
 
     def stop(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
         trials = study.get_trials(deepcopy=False)

@@ -29,7 +29,7 @@ class Pair(NamedTuple):
     better: int
     worse: int
     mean: float
-    """Of the regret at the end, first less second; of the means of the tasks."""
+    """Difference of the regrets at the end, first less second: mean of the tasks' means."""
     error: float
     """Standard error of `mean`."""
 

@@ -86,7 +86,8 @@ class Built(NamedTuple):
     """Portfolios of a family."""
 
     portfolios: dict[str, list[Params]]
-    """Of each task from the other tasks, and that of all tasks under the name of the family."""
+    """Portfolio of each task, built from the other tasks, and that of all tasks, under the name of
+    the family."""
     left_out: np.ndarray
     """Regret of each left-out task (rows) after each configuration (columns)."""
     defaults: np.ndarray

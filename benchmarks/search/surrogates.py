@@ -43,10 +43,12 @@ class NearestNeighbour:
         return found
 
     def _distances(self, points: np.ndarray) -> np.ndarray:
-        return ((points[:, None] - self._points[None]) ** 2).sum(-1)
+        found: np.ndarray = ((points[:, None] - self._points[None]) ** 2).sum(-1)
+        return found
 
     def _nearest(self, distances: np.ndarray) -> np.ndarray:
-        return self._curves[distances.argmin(1)]
+        found: np.ndarray = self._curves[distances.argmin(1)]
+        return found
 
 
 class GaussianProcess:

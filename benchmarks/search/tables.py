@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
 
-Params = Mapping[str, object]
+from supermax._util.attributes import ParamValue
+
+Params = Mapping[str, ParamValue]
 
 
 @dataclass(frozen=True)

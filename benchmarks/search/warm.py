@@ -6,6 +6,7 @@ The earlier search is on another task of the family, of the tuning half, with th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from tables import Params, Table
@@ -40,7 +41,7 @@ def configurations_of(earlier: Table, *, seed: int, budget: int, workers: int) -
 
 
 def _space_of(table: Table) -> Space:
-    parameters = {}
+    parameters: dict[str, Any] = {}
     for name, domain in table.space.items():
         if isinstance(domain, CategoricalDistribution):
             parameters[name] = {"choices": list(domain.choices)}

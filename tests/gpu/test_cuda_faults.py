@@ -16,15 +16,7 @@ from optuna.trial import TrialState
 
 import supermax
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("quick")]
-
-
-@pytest.fixture(autouse=True)
-def cuda() -> None:
-    """Asked in another process: this one must stay free of CUDA."""
-    code = "import torch, sys; sys.exit(not torch.cuda.is_available())"
-    if subprocess.run([sys.executable, "-c", code]).returncode:
-        pytest.skip("no CUDA here")
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("quick", "cuda")]
 
 
 def train(trial: Any, steps: int = 40) -> float:

@@ -15,10 +15,9 @@ from optuna.trial import TrialState
 
 import supermax
 from supermax.results.records import read_record
-from tests.gpu.test_cuda_faults import cuda, device_assert, out_of_memory, train
+from tests.gpu.test_cuda_faults import device_assert, out_of_memory, train
 
-__all__ = ["cuda"]  # a fixture
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("quick")]
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("quick", "cuda")]
 GIB = 1 << 30
 BEST = 4 * 109_000_000  # bytes of bert-base's best weights, which a probe does not keep
 

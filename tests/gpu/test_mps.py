@@ -22,12 +22,11 @@ from supermax.memory.sharing import share_of_each
 from supermax.results.records import read_record
 from supermax.search.gpu_share import check_in_process
 from tests.conftest import eventually
-from tests.gpu.test_cuda_faults import cuda, device_assert, out_of_memory, train
+from tests.gpu.test_cuda_faults import device_assert, out_of_memory, train
 
-__all__ = ["cuda"]  # a fixture
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.usefixtures("quick"),
+    pytest.mark.usefixtures("quick", "cuda"),
     pytest.mark.skipif(shutil.which(mps.CONTROL) is None, reason="needs CUDA's service"),
 ]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import optuna
@@ -16,15 +14,7 @@ from supermax.engine.processes.gpu_probe import Probe, loss, probe_gpu
 from supermax.memory.devices import visible_gpus
 from tests.gpu.test_cuda_faults import device_assert, out_of_memory, train
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("quick")]
-
-
-@pytest.fixture(autouse=True)
-def cuda() -> None:
-    """Asked in another process: this one must stay free of CUDA."""
-    code = "import torch, sys; sys.exit(not torch.cuda.is_available())"
-    if subprocess.run([sys.executable, "-c", code]).returncode:
-        pytest.skip("no CUDA here")
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("quick", "cuda")]
 
 
 def illegal_access() -> None:

@@ -14,39 +14,31 @@ import pytest
 import torch
 from sklearn.metrics import accuracy_score, average_precision_score, f1_score
 from torch import Tensor, nn
-from transformers import AutoModelForSequenceClassification, get_linear_schedule_with_warmup
+from transformers import AutoModelForSequenceClassification
 
-from supermax.training.data.examples import Example
 from supermax.training.data.label_sets import indicators
 from supermax.training.loop import train
-from supermax.training.prepare import Prepared, prepare
-from supermax.training.steps.batches import collate, order
-from supermax.training.steps.execution import Execution
+from supermax.training.prepare import Prepared
+from supermax.training.steps.batches import Indices, collate
 from supermax.training.steps.step import loss_denominators, loss_of
+from tests.reference.plain_loop import (
+    encoded,
+    prepared_in_float64,
+    train_plainly,
+    without_dropout,
+)
 from tests.reference.test_agents import Watching
-from tests.training.corpora import config, labelled
+from tests.training.corpora import labelled
 
 TRAIN, HELD_OUT = labelled(30, 1), labelled(25, 2)
 LABELS = len(TRAIN.label_names)
-BATCH, EPOCHS, RATE, DECAY, CLIP, WARMUP, LENGTH = 11, 2, 1e-3, 0.05, 0.5, 0.1, 16
+LENGTH = 16
+HEAD = {"pooling": "cls", "depth": 2, "width": 64, "activation": "tanh"}
 
 
 def prepared_for(cache: Path, micro_batch: int | None, **parts: Any) -> Prepared:
-    wanted = config(
-        "multilabel",
-        encoder={"name": "tiny-bert"},
-        text={"max_length": LENGTH},
-        train={"effective_batch": BATCH, "epochs": EPOCHS, "clip": CLIP},
-        optim={"lr": RATE, "weight_decay": DECAY},
-        schedule={"name": "linear", "warmup": WARMUP},
-        head={"pooling": "cls", "depth": 2, "width": 64, "activation": "tanh"},
-        **parts,
-    )
-    made = prepare(
-        wanted, TRAIN, HELD_OUT, cache=cache, execution=Execution(micro_batch=micro_batch)
-    )
-    made.model.double()
-    return made
+    parts |= {"text": {"max_length": LENGTH}, "head": HEAD}
+    return prepared_in_float64("multilabel", (TRAIN, HELD_OUT), cache, micro_batch, **parts)
 
 
 def twin(prepared: Prepared, folder: Path) -> Any:
@@ -56,9 +48,7 @@ def twin(prepared: Prepared, folder: Path) -> Any:
     made: Any = AutoModelForSequenceClassification.from_pretrained(
         folder, num_labels=LABELS, problem_type="multi_label_classification"
     ).double()
-    for module in made.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
+    without_dropout(made)
     made.bert.load_state_dict(encoder.state_dict(), strict=False)  # ours has no pooler
     first, last = layers(prepared)
     made.bert.pooler.dense.load_state_dict(first.state_dict())
@@ -71,17 +61,6 @@ def layers(prepared: Prepared) -> list[nn.Linear]:
     return [layer for layer in head if isinstance(layer, nn.Linear)]
 
 
-def encoded(prepared: Prepared, examples: Any) -> Any:
-    return prepared.tokenizers[0](
-        [e.question for e in examples],
-        [e.text for e in examples],
-        truncation="only_second",
-        max_length=LENGTH,
-        padding=True,
-        return_tensors="pt",
-    )
-
-
 def targets(examples: Any) -> Tensor:
     return torch.from_numpy(indicators(examples, LABELS)).double()
 
@@ -91,7 +70,7 @@ def test_loss_and_gradients_are_those_of_transformers(tmp_path: Path) -> None:
     model = twin(prepared, tmp_path / "plain")
     rows = np.arange(9)
     examples = [prepared.train.examples[i] for i in rows]
-    theirs = model(**encoded(prepared, examples), labels=targets(examples)).loss
+    theirs = model(**encoded(prepared, examples, LENGTH), labels=targets(examples)).loss
     theirs.backward()
 
     batch = collate(prepared.train.views, prepared.pads, rows)
@@ -111,31 +90,6 @@ def test_loss_and_gradients_are_those_of_transformers(tmp_path: Path) -> None:
         torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-9)
 
 
-def train_plainly(model: Any, prepared: Prepared) -> list[float]:
-    """Return the loss of every update."""
-    decayed = [p for p in model.parameters() if p.ndim > 1]
-    others = [p for p in model.parameters() if p.ndim < 2]
-    groups = [{"params": decayed, "weight_decay": DECAY}, {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=RATE)
-    lengths = prepared.train.lengths
-    batches = [b for e in range(EPOCHS) for b in order(lengths, BATCH, prepared.seed, e)]
-    schedule = get_linear_schedule_with_warmup(
-        optimizer, round(WARMUP * len(batches)), len(batches)
-    )
-    model.train()
-    taken = []
-    for indices in batches:
-        examples: list[Example] = [prepared.train.examples[i] for i in indices]
-        value = model(**encoded(prepared, examples), labels=targets(examples)).loss
-        optimizer.zero_grad()
-        value.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        optimizer.step()
-        schedule.step()
-        taken.append(value.item())
-    return taken
-
-
 @pytest.mark.parametrize("micro_batch", [None, 4])
 def test_training_probabilities_and_metrics_as_with_transformers_and_scikit_learn(
     tmp_path: Path, micro_batch: int | None
@@ -144,14 +98,19 @@ def test_training_probabilities_and_metrics_as_with_transformers_and_scikit_lear
     model = twin(prepared, tmp_path / "plain")
     ours = Watching(prepared)
     train(prepared, ours)
-    theirs = train_plainly(model, prepared)
-    assert len(theirs) > EPOCHS
+
+    def loss_of(indices: Indices) -> Tensor:
+        examples = [prepared.train.examples[i] for i in indices]
+        loss: Tensor = model(**encoded(prepared, examples, LENGTH), labels=targets(examples)).loss
+        return loss
+
+    theirs = train_plainly(model, prepared, loss_of)
     assert ours.losses == pytest.approx(theirs, abs=1e-7)
 
     model.eval()
     held_out = prepared.validation.examples
     with torch.inference_mode():
-        likely = model(**encoded(prepared, held_out)).logits.sigmoid().numpy()
+        likely = model(**encoded(prepared, held_out, LENGTH)).logits.sigmoid().numpy()
     evaluation = ours.predictions[-1]
     found = np.array([evaluation.probabilities[e.id] for e in held_out])
     np.testing.assert_allclose(found, likely, rtol=1e-5)

@@ -13,41 +13,35 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
-from transformers import AutoModelForTokenClassification, get_linear_schedule_with_warmup
+from torch import Tensor
+from transformers import AutoModelForTokenClassification
 
 from supermax.training.data.entities import tags_of
 from supermax.training.data.examples import Corpus, Example
 from supermax.training.deploy.transformers_format import write_model
 from supermax.training.loop import train
-from supermax.training.prepare import Prepared, prepare
-from supermax.training.steps.batches import collate, order, packed
-from supermax.training.steps.execution import Execution
+from supermax.training.prepare import Prepared
+from supermax.training.steps.batches import Indices, collate, packed
 from supermax.training.steps.step import loss_denominators, loss_of
+from tests.reference.plain_loop import BATCH, prepared_in_float64, train_plainly
 from tests.reference.test_agents import Watching
-from tests.training.corpora import config, tagged
+from tests.training.corpora import tagged
 
 TRAIN, HELD_OUT = tagged(30, 1), tagged(15, 2)
-BATCH, EPOCHS, RATE, DECAY, CLIP, WARMUP, LENGTH = 11, 2, 1e-3, 0.05, 0.5, 0.1, 128
+LENGTH = 128
 IGNORED = -100
 
 
 def prepared_for(
-    cache: Path, *, encoder: str = "tiny-bert", micro_batch: int | None = None, **parts: Any
+    cache: Path, *, all_tokens: bool, encoder: str = "tiny-bert", micro_batch: int | None = None
 ) -> Prepared:
-    wanted = config(
-        "token-classification",
-        encoder={"name": encoder},
-        text={"max_length": LENGTH},
-        train={"effective_batch": BATCH, "epochs": EPOCHS, "clip": CLIP, **parts},
-        optim={"lr": RATE, "weight_decay": DECAY},
-        schedule={"name": "linear", "warmup": WARMUP},
-    )
-    made = prepare(
-        wanted, TRAIN, HELD_OUT, cache=cache, execution=Execution(micro_batch=micro_batch)
-    )
-    made.model.double()
-    return made
+    parts: dict[str, dict[str, Any]] = {
+        "encoder": {"name": encoder},
+        "text": {"max_length": LENGTH},
+        "train": {"label_all_tokens": all_tokens},
+    }
+    data = TRAIN, HELD_OUT
+    return prepared_in_float64("token-classification", data, cache, micro_batch, **parts)
 
 
 def twin(prepared: Prepared, folder: Path) -> Any:
@@ -93,7 +87,7 @@ def encoded(prepared: Prepared, corpus: Corpus, indices: Any, all_tokens: bool) 
 def test_loss_and_gradients_are_those_of_transformers(
     tmp_path: Path, encoder: str, all_tokens: bool
 ) -> None:
-    prepared = prepared_for(tmp_path, encoder=encoder, label_all_tokens=all_tokens)
+    prepared = prepared_for(tmp_path, encoder=encoder, all_tokens=all_tokens)
     theirs = twin(prepared, tmp_path / "plain").eval()
     indices = np.arange(BATCH)
     inputs = encoded(prepared, TRAIN, indices, all_tokens)
@@ -119,41 +113,20 @@ def test_loss_and_gradients_are_those_of_transformers(
         torch.testing.assert_close(gradient, renamed[name].grad, rtol=1e-7, atol=1e-10)
 
 
-def train_plainly(model: Any, prepared: Prepared, all_tokens: bool) -> list[float]:
-    """Return the loss of every update."""
-    groups = [
-        {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": DECAY},
-        {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=RATE)
-    lengths = prepared.train.lengths
-    batches = [b for e in range(EPOCHS) for b in order(lengths, BATCH, prepared.seed, e)]
-    schedule = get_linear_schedule_with_warmup(
-        optimizer, round(WARMUP * len(batches)), len(batches)
-    )
-    model.train()
-    taken = []
-    for indices in batches:
-        loss: Tensor = model(**encoded(prepared, TRAIN, indices, all_tokens)).loss
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        optimizer.step()
-        schedule.step()
-        taken.append(loss.item())
-    return taken
-
-
 @pytest.mark.parametrize(("micro_batch", "all_tokens"), [(None, False), (4, True)])
 def test_training_and_predictions_as_in_a_plain_loop(
     tmp_path: Path, micro_batch: int | None, all_tokens: bool
 ) -> None:
-    prepared = prepared_for(tmp_path, micro_batch=micro_batch, label_all_tokens=all_tokens)
+    prepared = prepared_for(tmp_path, micro_batch=micro_batch, all_tokens=all_tokens)
     model = twin(prepared, tmp_path / "plain")
     ours = Watching(prepared)
     train(prepared, ours)
-    theirs = train_plainly(model, prepared, all_tokens)
-    assert len(theirs) > EPOCHS
+
+    def loss_of(indices: Indices) -> Tensor:
+        loss: Tensor = model(**encoded(prepared, TRAIN, indices, all_tokens)).loss
+        return loss
+
+    theirs = train_plainly(model, prepared, loss_of)
     assert ours.losses == pytest.approx(theirs, abs=1e-7)
 
     model.eval()

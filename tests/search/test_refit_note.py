@@ -13,9 +13,11 @@ from supermax.results.records import TrialRecord
 from supermax.search.refit import refit_note
 from supermax.training.data.examples import Corpus
 from supermax.training.data.splits import split
-from supermax.training.data.synthetic_entities import synthetic_entities
-from supermax.training.data.synthetic_ratings import synthetic_ratings
-from supermax.training.data.synthetic_requests import synthetic_requests
+from supermax.training.data.synthetic import (
+    synthetic_entities,
+    synthetic_ratings,
+    synthetic_requests,
+)
 from supermax.training.deploy.refit import Refit, RefitRun
 from supermax.training.eval.baseline import baseline
 

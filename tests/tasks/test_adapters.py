@@ -122,7 +122,7 @@ def test_an_encoder_without_matching_layers_stops_a_search(
 
 
 def test_adapters_are_part_of_what_fits() -> None:
-    """Of an encoder that is too large to be trained whole, LoRA can be searched."""
+    """LoRA can be searched for an encoder that is too large to be trained whole."""
     space = with_lora(preset("criteria", "standard", models="untrained/bert-large-uncased").space)
     source, execution = find("untrained/bert-large-uncased"), Execution("cuda", precision="bf16")  # type: ignore[arg-type]
     specs = combinations(space, "criteria", source, execution)

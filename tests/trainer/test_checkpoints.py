@@ -1,4 +1,4 @@
-"""Which checkpoint of a Trainer an attempt continues from."""
+"""Choice of the checkpoint of a Trainer from which an attempt continues."""
 
 from __future__ import annotations
 

@@ -9,10 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from supermax.training.config import Config, read_config
 from supermax.training.data.entities import Entity
 from supermax.training.data.examples import Corpus, Example
 from supermax.training.prepare import Prepared, prepare
+from supermax.training.steps.batches import collate
 from supermax.training.steps.execution import Execution
 
 SIGNS = {"sleep": ["awake", "insomnia"], "mood": ["sad", "low"], "food": ["hungry", "meal"]}
@@ -96,6 +100,16 @@ def ready(cache: Path, wanted: Config, n: int = 30, **execution: Any) -> Prepare
     return prepare(
         wanted, made(n, 1), made(n // 2, 2), cache=cache, execution=Execution(**execution)
     )
+
+
+def logits(model: Any, prepared: Prepared) -> Tensor:
+    """Return all outputs of a model for the first training examples."""
+    model.eval()
+    batch = collate(prepared.train.views, prepared.pads, prepared.train.chosen[:6])
+    with torch.inference_mode():
+        found = model(*batch.inputs)
+    parts = [part for part in (found.classes, found.starts, found.ends) if part is not None]
+    return torch.cat([part.flatten() for part in parts])
 
 
 def corpus_for(agent: str, n: int, seed: int = 0) -> Corpus:

@@ -20,7 +20,7 @@ from supermax.training.data.columns import Columns
 from supermax.training.data.examples import Corpus
 from supermax.training.data.label_sets import indicators
 from supermax.training.data.splits import Splits, split
-from supermax.training.data.synthetic_requests import synthetic_requests
+from supermax.training.data.synthetic import synthetic_requests
 from supermax.training.deploy.export import export, load_exported
 from supermax.training.deploy.exported import Description
 from supermax.training.deploy.predict import predict_examples, predict_file

@@ -18,7 +18,7 @@ from supermax.training.data.columns import Columns
 from supermax.training.data.examples import Corpus
 from supermax.training.data.guessing import guess_file
 from supermax.training.data.splits import read_splits, split
-from supermax.training.data.synthetic_ratings import synthetic_ratings
+from supermax.training.data.synthetic import synthetic_ratings
 from supermax.training.data.tables import read_table
 from supermax.training.deploy.predict import predict_file
 from supermax.training.deploy.refit import refit

@@ -20,7 +20,7 @@ from supermax.training.data.columns import Columns
 from supermax.training.data.entities import Entity, tag_names, tags_of, words_in
 from supermax.training.data.examples import Corpus, Example
 from supermax.training.data.splits import Splits, split
-from supermax.training.data.synthetic_entities import synthetic_entities
+from supermax.training.data.synthetic import synthetic_entities
 from supermax.training.deploy.export import export, load_exported
 from supermax.training.deploy.exported import Description
 from supermax.training.deploy.predict import predict_examples, predict_file
@@ -288,5 +288,5 @@ def test_the_same_synthetic_data_for_the_same_arguments() -> None:
     assert first.fingerprint != synthetic_entities(20, seed=1).fingerprint
     for example in synthetic_entities(50, max_words=8).entities:
         assert all(example.text[a:b].strip() for a, b, _ in example.entities or ())
-    with pytest.raises(UserError, match="at least 1 text"):
+    with pytest.raises(UserError, match="posts must be at least 1"):
         synthetic_entities(0)

@@ -16,17 +16,20 @@ from supermax.search.settings.model import ColumnSettings
 from supermax.search.settings.resolving import GUESSES
 from supermax.training.data.bad_rows import BadRows
 from supermax.training.data.columns import Columns
-from supermax.training.data.entity_tables import open_entities
+from supermax.training.data.entities.tables import open_entities
 from supermax.training.data.examples import Corpus
 from supermax.training.data.guessing import guess_file
 from supermax.training.data.inputs.reading import is_in_memory, read_rows
 from supermax.training.data.inputs.stored import StoredTable, stored
+from supermax.training.data.read_options import ReadOptions
 from supermax.training.data.redsm5 import is_redsm5, read_redsm5
 from supermax.training.data.splits import Splits, split, splits_of, with_validation
-from supermax.training.data.synthetic import synthetic
-from supermax.training.data.synthetic_entities import synthetic_entities
-from supermax.training.data.synthetic_ratings import synthetic_ratings
-from supermax.training.data.synthetic_requests import synthetic_requests
+from supermax.training.data.synthetic import (
+    synthetic,
+    synthetic_entities,
+    synthetic_ratings,
+    synthetic_requests,
+)
 from supermax.training.data.tables import open_table
 
 _GENERATORS = {
@@ -63,14 +66,8 @@ def data_of(settings: Settings) -> Splits:
     else:
         columns = columns_of(data.columns or guessed_columns(data)[0], agent)
         opened = open_entities if agent.entities else partial(open_table, numeric=agent.numbers)
-        table = opened(
-            data.path,
-            columns,
-            labels=data.labels,
-            on_bad=data.on_bad,
-            encoding=data.encoding,
-            own_splits=True,
-        )
+        options = ReadOptions(None, data.labels, data.on_bad, data.encoding, own_splits=True)
+        table = opened(data.path, columns, options)
         if table.part_of:
             return with_validation(splits_of(table), data.validation, seed)
         corpus = table.corpus

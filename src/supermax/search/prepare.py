@@ -81,24 +81,29 @@ def prepare_search(resolved: Resolved, tell: Callable[[str], None] = print) -> S
         workers=settings.workers,
         cluster=cluster,
         resolved=resolved,
-        options=RunOptions(
-            reuse_cells=True,
-            timeout=settings.timeout,
-            stop=WhenNoGain() if settings.stop == WHEN_NO_GAIN else None,
-            trial_timeout=settings.trial_timeout,
-            stall_timeout=settings.stall_timeout,
-            lease=settings.lease,
-            run_dir=settings.run_dir,
-            checkpoints=settings.checkpoints,
-            retries=settings.retries,
-            devices=devices_of(settings.gpus),
-        ),
+        options=run_options(settings),
         track=settings.track,
         notify=settings.notify,
         around=partial(run_context, settings, tell),
         tell=lambda _: None,  # the plan has the same notices
         warn=tell,
         busy=tell,
+    )
+
+
+def run_options(settings: Settings) -> RunOptions:
+    """Return the options of the run that the settings give it."""
+    return RunOptions(
+        reuse_cells=True,
+        timeout=settings.timeout,
+        stop=WhenNoGain() if settings.stop == WHEN_NO_GAIN else None,
+        trial_timeout=settings.trial_timeout,
+        stall_timeout=settings.stall_timeout,
+        lease=settings.lease,
+        run_dir=settings.run_dir,
+        checkpoints=settings.checkpoints,
+        retries=settings.retries,
+        devices=devices_of(settings.gpus),
     )
 
 

@@ -99,7 +99,7 @@ def test_lost_connections_lose_no_trial(study: optuna.Study, proxy: Proxy, seed:
 def test_connection_lost_in_optunas_fallback_query_is_transient(
     study: optuna.Study, proxy: Proxy
 ) -> None:
-    """When a query for many trials fails, Optuna retries with another on the failed session."""
+    """Optuna retries a failed query for many trials with another on the failed session."""
     study.add_trial(optuna.trial.create_trial(value=1.0))
 
     def judge(data: bytes) -> Loss | None:

@@ -17,7 +17,7 @@ from supermax.training.data.examples import Corpus, Example
 from supermax.training.data.guessing import Guessed, guess_file
 from supermax.training.data.label_sets import detect_separator, indicators, parts_of
 from supermax.training.data.splits import read_splits, split
-from supermax.training.data.synthetic_requests import synthetic_requests
+from supermax.training.data.synthetic import synthetic_requests
 from supermax.training.data.tables import read_table
 
 SETS = Columns(text="text", label="mood", several=True)

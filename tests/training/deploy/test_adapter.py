@@ -26,7 +26,7 @@ from supermax.training.loop import train
 from supermax.training.models.assembly import Model
 from supermax.training.prepare import Prepared
 from supermax.training.steps.batches import collate
-from tests.training.corpora import Quiet, config, ready
+from tests.training.corpora import Quiet, config, logits, ready
 from tests.ui.cli.helping import sm
 
 HEADS: dict[str, Any] = {
@@ -61,15 +61,6 @@ def wanted_for(bases: dict[str, str], agent: str = "criteria", **parts: Any) -> 
 def trained(cache: Path, wanted: Config) -> tuple[Prepared, dict[str, Tensor]]:
     prepared = ready(cache, wanted, n=12)
     return prepared, train(prepared, Quiet()).weights
-
-
-def logits(model: Any, prepared: Prepared) -> Tensor:
-    model.eval()
-    batch = collate(prepared.train.views, prepared.pads, prepared.train.chosen[:6])
-    with torch.inference_mode():
-        found = model(*batch.inputs)
-    parts = [part for part in (found.classes, found.starts, found.ends) if part is not None]
-    return torch.cat([part.flatten() for part in parts])
 
 
 @pytest.mark.parametrize("agent", ["criteria", "joint", "regression"])

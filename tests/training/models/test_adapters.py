@@ -25,12 +25,11 @@ from supermax.training.models.adapters import (
     targets,
 )
 from supermax.training.models.architectures import TINY, configuration
-from supermax.training.models.assembly import Model
 from supermax.training.models.encoders import untrained
 from supermax.training.prepare import Prepared
 from supermax.training.steps.batches import Indices, collate, micro_batches
 from supermax.training.steps.step import loss_denominators
-from tests.training.corpora import Quiet, config, ready
+from tests.training.corpora import Quiet, config, logits, ready
 
 FAMILIES = sorted(set(TINY) - {"tiny"})
 LORA = {"name": "lora", "rank": 4, "ratio": 1.5}
@@ -47,15 +46,6 @@ def lora(agent: str = "criteria", **parts: Any) -> Config:
     for key, value in parts.items():
         more[key] = {**more.get(key, {}), **value}
     return config(agent, **more)
-
-
-def logits(model: Model, prepared: Prepared) -> Tensor:
-    model.eval()
-    batch = collate(prepared.train.views, prepared.pads, prepared.train.chosen[:6])
-    with torch.inference_mode():
-        found = model(*batch.inputs)
-    parts = [part for part in (found.classes, found.starts, found.ends) if part is not None]
-    return torch.cat([part.flatten() for part in parts])
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from supermax.training.data.examples import Corpus
-from supermax.training.data.synthetic_requests import synthetic_requests
+from supermax.training.data.synthetic import synthetic_requests
 from tests.ui.cli.helping import inside, sm
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick", "preloaded")]

@@ -113,3 +113,12 @@ def first_wrong_byte(line: bytes) -> str | None:
 
 def is_utf8(line: bytes) -> bool:
     return first_wrong_byte(line) is None
+
+
+def is_encodable(text: str) -> bool:
+    """Return True if the text can be written as UTF-8: it holds no half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

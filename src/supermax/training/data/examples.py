@@ -8,15 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from supermax.agents import agent_of
-from supermax.agents.agent import (
-    CLASSES,
-    ENTITIES,
-    LABEL_SETS,
-    NUMBERS,
-    SPANS,
-    TARGETS,
-    Target,
-)
+from supermax.agents.agent import CLASSES, ENTITIES, LABEL_SETS, NUMBERS, SPANS, TARGETS, Target
 from supermax.training.data.entities import Entity
 from supermax.training.data.spans import Span
 

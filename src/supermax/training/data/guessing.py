@@ -22,11 +22,11 @@ from supermax.training.data.bad_rows import BadRows
 from supermax.training.data.classes import are_numbers, separator_of, why_no_classes
 from supermax.training.data.columns import PART_NAMES
 from supermax.training.data.encodings import UTF8
+from supermax.training.data.entities.guessing import TaggedColumns, tagged_columns
 from supermax.training.data.inputs.reading import Source, read_rows
 from supermax.training.data.label_sets import parts_of
 from supermax.training.data.names import is_name
 from supermax.training.data.rows import CSV, Rows, check_header, plain
-from supermax.training.data.tagged_columns import TaggedColumns, tagged_columns
 
 _NAMES = {
     "text": ("text", "note", "post", "sentence", "content", "body", "document", "message"),

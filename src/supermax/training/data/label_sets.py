@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from supermax._util.text import counted
 from supermax.errors import UserError
 from supermax.training.data.columns import Columns
-from supermax.training.data.encodings import NOT_UTF8
+from supermax.training.data.encodings import NOT_UTF8, is_encodable
 from supermax.training.data.examples import Example
 from supermax.training.data.rows import Row, plain, why_not_plain
 
@@ -78,7 +78,7 @@ class LabelReader:
                 f"a label occurs twice {where} (if it lists 0 and 1 for each label, write a "
                 f"column for each: data.columns.labels)"
             )
-        if not all(map(_is_encodable, parts)):
+        if not all(map(is_encodable, parts)):
             yield f"{NOT_UTF8}: a label {where} holds half a character"
         if self.known and not set(parts) <= set(self.known):
             yield f"a label {where} is none of the {len(self.known)} that are known"
@@ -183,11 +183,3 @@ def indicators(examples: Sequence[Example], count: int) -> NDArray[np.float32]:
         else:
             matrix[row, list(example.labels)] = 1
     return matrix
-
-
-def _is_encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair
-        return False
-    return True

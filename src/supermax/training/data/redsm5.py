@@ -1,6 +1,6 @@
 """Reader of ReDSM5 in its published format: posts, and sentences annotated for symptoms.
 
-The corpus is gated: users bring their own copy. `synthetic.py` generates data of the same form.
+The corpus is gated: users bring their own copy. `synthetic` generates data of the same form.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from supermax.training.data.bad_rows import OnBad
 from supermax.training.data.columns import PARTS, Columns
 from supermax.training.data.examples import Corpus, Example
 from supermax.training.data.inputs.reading import Source
+from supermax.training.data.read_options import ReadOptions
 from supermax.training.data.tables import Table, open_table
 
 _FEWEST = 0.5  # expected examples of a stratum in the smallest split; rarer strata are ignored
@@ -166,16 +167,8 @@ def read_splits(
 
     No row is moved: `shared_texts` counts texts that are in two splits.
     """
-    table = open_table(
-        path,
-        columns,
-        name=name,
-        labels=labels,
-        on_bad=on_bad,
-        encoding=encoding,
-        own_splits=True,
-        numeric=numeric,
-    )
+    options = ReadOptions(name, labels, on_bad, encoding, own_splits=True)
+    table = open_table(path, columns, options, numeric=numeric)
     if not table.part_of:
         raise UserError("No column is mapped as split; map one, or use read_table and split.")
     return splits_of(table)

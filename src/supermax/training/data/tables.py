@@ -13,14 +13,15 @@ from dataclasses import dataclass, field, replace
 
 from supermax.errors import UserError
 from supermax.training.data.answers import evidence
-from supermax.training.data.bad_rows import BadRows, OnBad, check_on_bad
+from supermax.training.data.bad_rows import BadRows, OnBad
 from supermax.training.data.classes import is_number_text, is_numeric_label, why_no_classes
 from supermax.training.data.columns import PART_NAMES, PARTS, Columns, check_columns
-from supermax.training.data.encodings import NOT_UTF8, UTF8
+from supermax.training.data.encodings import NOT_UTF8, is_encodable
 from supermax.training.data.examples import Corpus, Example, Unlabelled
 from supermax.training.data.inputs.reading import Source, read_rows
 from supermax.training.data.label_sets import LabelReader, check_label_sets, reader_of
 from supermax.training.data.places import Place
+from supermax.training.data.read_options import ReadOptions
 from supermax.training.data.rows import Row, Rows, plain, require, why_not_plain
 from supermax.training.data.spans import Span
 
@@ -60,40 +61,22 @@ def read_table(
     detects it. With `numeric`, labels are numbers, for the agent `regression`. With
     `columns.several`, they are sets, for the agent `multilabel`.
     """
-    return open_table(
-        path,
-        columns,
-        name=name,
-        labels=labels,
-        on_bad=on_bad,
-        encoding=encoding,
-        numeric=numeric,
-    ).corpus
+    options = ReadOptions(name, labels, on_bad, encoding)
+    return open_table(path, columns, options, numeric=numeric).corpus
 
 
 def open_table(
-    path: Source,
-    columns: Columns,
-    *,
-    name: str | None = None,
-    labels: Sequence[str] | None = None,
-    on_bad: OnBad = "stop",
-    encoding: str | None = None,
-    numeric: bool = False,
-    own_splits: bool = False,
+    path: Source, columns: Columns, options: ReadOptions, *, numeric: bool = False
 ) -> Table:
-    """Read a corpus like `read_table`, with the split of each row. `own_splits`: unless a column
-    is mapped as split, the source's own splits are used, if it has any."""
-    known = tuple(plain(label) or "" for label in labels or ())
+    """Read a corpus like `read_table`, with the split of each row."""
+    known = options.known_labels
     check_columns(columns, known)
     numeric = numeric and columns.label is not None  # else the rows are to be predicted
     if numeric and known:
         raise UserError("data.labels lists classes, but this agent learns numbers: leave it out.")
-    check_on_bad(on_bad)
     bad = BadRows()
-    table = read_rows(path, bad, encoding)
-    if own_splits and columns.split is None:
-        columns = replace(columns, split=table.split)
+    table = read_rows(path, bad, options.encoding)
+    columns = options.with_split(columns, table)
     names = () if numeric else known or table.classes.get(columns.label or "", ())
     sets = reader_of(table.rows, columns, names)
     names = columns.labels or names
@@ -102,7 +85,7 @@ def open_table(
     drafts: list[_Draft] = []
     if require(table, columns.used, bad):
         drafts = [draft for row in table.rows if (draft := _draft(row, reading)) is not None]
-    skipped = bad.settle(on_bad, len(drafts), table.file)
+    skipped = bad.settle(options.on_bad, len(drafts), table.file)
     unlabelled: tuple[Unlabelled, ...] = ()
     if columns.labelled:
         unlabelled = _unlabelled(drafts, table.file)
@@ -121,10 +104,10 @@ def open_table(
         else _corpus(drafts, columns, names)
         if sets is None
         else _corpus_of_sets(drafts, names),
-        name=name or table.name,
+        name=options.name or table.name,
         skipped=skipped,
         unlabelled=unlabelled,
-        detected=table.encoding if encoding is None and table.encoding != UTF8 else "",
+        detected=options.detected(table),
         remarks=table.remarks,
     )
     return Table(corpus, {draft.example.id: draft.part for draft in drafts if draft.part})
@@ -251,7 +234,7 @@ def _mistakes(row: Row, cells: dict[str, str], reading: _Reading) -> Iterator[tu
         elif not cells[role].strip():
             if role != "label":  # a row without a label is for prediction
                 yield f"the {role} is missing", ""
-        elif not _is_encodable(cells[role]):
+        elif not is_encodable(cells[role]):
             yield NOT_UTF8, f": the {role} holds half a character"
     part = cells.get("split", "train").strip().lower()
     if part not in PART_NAMES:
@@ -334,11 +317,3 @@ def _by_number(label: str) -> tuple[float, str]:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
-
-
-def _is_encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair
-        return False
-    return True

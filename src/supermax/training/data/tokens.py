@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 from supermax._util.files import make_private, open_private
 from supermax._util.text import listed
 from supermax.errors import Infeasible
+from supermax.training.data.entities.token_tags import first_tokens, tagged_windows
 from supermax.training.data.examples import Example
 from supermax.training.data.offsets import Array, mapped, widened
 from supermax.training.data.spans import Span
-from supermax.training.data.token_tags import first_tokens, tagged_windows
 
 if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedTokenizerFast

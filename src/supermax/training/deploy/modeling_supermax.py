@@ -3,6 +3,9 @@
     AutoModelForSequenceClassification.from_pretrained(FOLDER, trust_remote_code=True)
 
 This file imports torch and transformers only. The models predict; they compute no loss.
+
+It travels with an export, and so repeats pooling, fusion and heads of `training/models/heads.py`
+on purpose. `tests/training/deploy/test_modeling_supermax.py` compares both: change them together.
 """
 
 from __future__ import annotations

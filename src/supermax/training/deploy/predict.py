@@ -19,7 +19,7 @@ from supermax.agents import agent_of
 from supermax.errors import Infeasible, UserError
 from supermax.training.data.bad_rows import OnBad
 from supermax.training.data.columns import Columns
-from supermax.training.data.entity_tables import read_entities
+from supermax.training.data.entities.tables import read_entities
 from supermax.training.data.examples import Corpus, Example
 from supermax.training.data.tables import read_table
 from supermax.training.data.tokens import check_room

@@ -16,8 +16,8 @@ from supermax.training.data.bad_rows import BadRows
 from supermax.training.data.classes import is_number_text
 from supermax.training.data.columns import PART_NAMES, Columns
 from supermax.training.data.entities import Entity
-from supermax.training.data.entity_rows import NamedEntity
-from supermax.training.data.entity_tables import known_entities
+from supermax.training.data.entities.rows import NamedEntity
+from supermax.training.data.entities.tables import known_entities
 from supermax.training.data.examples import Example
 from supermax.training.data.inputs.reading import read_rows
 from supermax.training.data.label_sets import LabelReader, reader_of

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from supermax.training.data.entities import Entity, chunks, parsed_class
-from supermax.training.data.token_tags import first_tokens, words_of
+from supermax.training.data.entities.token_tags import first_tokens, words_of
 from supermax.training.data.tokenized_split import TokenizedSplit
 
 

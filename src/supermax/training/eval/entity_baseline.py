@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from supermax.training.data.entities import OUTSIDE, Entity, chunks, parsed_class, tags_of
+from supermax.training.data.entities.token_tags import words_of
 from supermax.training.data.examples import Corpus, Example
-from supermax.training.data.token_tags import words_of
 from supermax.training.eval.entity_metrics import entity_metrics
 
 _EPOCHS = 10

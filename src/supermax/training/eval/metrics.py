@@ -18,15 +18,7 @@ import numpy.typing as npt
 from supermax._util.attributes import COSTS
 from supermax._util.text import ended, nearest
 from supermax.agents import agent_of
-from supermax.agents.agent import (
-    CLASSES,
-    ENTITIES,
-    LABEL_SETS,
-    NUMBERS,
-    SPANS,
-    TARGETS,
-    Target,
-)
+from supermax.agents.agent import CLASSES, ENTITIES, LABEL_SETS, NUMBERS, SPANS, TARGETS, Target
 from supermax.errors import UserError
 from supermax.training.data.spans import Span as Span
 from supermax.training.data.spans import merged

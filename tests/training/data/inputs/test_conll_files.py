@@ -90,7 +90,7 @@ def test_a_folder_of_splits(tmp_path: Path) -> None:
 
 
 def test_a_mistake_in_the_columns_is_one_of_line_1(tmp_path: Path) -> None:
-    from supermax.training.data.entity_tables import read_entities
+    from supermax.training.data.entities.tables import read_entities
 
     path = tmp_path / "a.conll"
     path.write_text("Anna B-PER\n\nOslo B-LOC\n")

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import random
 
-from supermax.errors import UserError
 from supermax.training.data.examples import Corpus, Example
+from supermax.training.data.synthetic.arguments import check_arguments
 
 _GRADES = {
     "The {part} is useless.": 0.0,
@@ -31,11 +31,7 @@ def synthetic_ratings(
 
     `max_words` limits the remarks of a text, which has at least one.
     """
-    if posts < 1 or not 0 <= difficulty <= 1 or (max_words is not None and max_words < 1):
-        raise UserError(
-            "Synthetic ratings need at least 1 text, a difficulty between 0 and 1, and at least 1 "
-            "word."
-        )
+    check_arguments(posts, difficulty, max_words)
     rng = random.Random(seed)
     most = 4 if max_words is None else max(1, min(4, max_words // 4))
     examples = []

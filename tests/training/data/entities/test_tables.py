@@ -13,9 +13,10 @@ from supermax.search.data import data_of, with_columns
 from supermax.search.settings.resolving import resolve
 from supermax.space.presets import presets
 from supermax.training.data.columns import Columns
-from supermax.training.data.entity_tables import known_entities, open_entities, read_entities
+from supermax.training.data.entities.tables import known_entities, open_entities, read_entities
 from supermax.training.data.examples import Corpus, Example
 from supermax.training.data.guessing import guess_file
+from supermax.training.data.read_options import ReadOptions
 from supermax.training.data.splits import split
 
 TAGGED = Columns(text="tokens", label="ner_tags")
@@ -230,8 +231,8 @@ def test_predefined_splits(tmp_path: Path) -> None:
         {"tokens": [f"n{i}"], "ner_tags": ["B-X"], "split": part}
         for i, part in enumerate(["train", "train", "dev", "test"])
     ]
-    table = open_entities(write(tmp_path / "a.jsonl", rows),
-                          Columns(text="tokens", label="ner_tags", split="split"))  # fmt: skip
+    columns = Columns(text="tokens", label="ner_tags", split="split")
+    table = open_entities(write(tmp_path / "a.jsonl", rows), columns, ReadOptions())
     assert [len(table.part(name).entities) for name in ("train", "validation", "test")] == [
         2,
         1,

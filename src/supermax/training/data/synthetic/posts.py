@@ -12,11 +12,11 @@ import math
 import random
 from statistics import NormalDist
 
-from supermax.errors import UserError
 from supermax.training.data.examples import Corpus
 from supermax.training.data.redsm5 import Annotation, assemble
-from supermax.training.data.sentences import WORDINGS
-from supermax.training.data.synthetic_posts import SentenceLabel, generate_sentences, post_of
+from supermax.training.data.synthetic.arguments import check_arguments
+from supermax.training.data.synthetic.sentences import SentenceLabel, generate_sentences, post_of
+from supermax.training.data.synthetic.symptom_templates import WORDINGS
 
 _POSTS, _ANNOTATIONS, _PRESENT = 1484, 2058, 427  # numbers in ReDSM5
 _LENGTH = NormalDist(5.19, 1.0)  # logarithm of a post's words: mean about 295, longest thousands
@@ -30,7 +30,7 @@ def synthetic(
 
     `max_words` limits posts to their annotated sentences and what else fits.
     """
-    _check(posts, difficulty, max_words)
+    check_arguments(posts, difficulty, max_words)
     rng = random.Random(seed)
     texts: dict[str, str] = {}
     annotations: list[Annotation] = []
@@ -46,18 +46,6 @@ def synthetic(
                 Annotation(post, f"s{index}", task.symptom, task.status, sentence, span)
             )
     return assemble("synthetic", texts, annotations)
-
-
-def _check(posts: int, difficulty: float, max_words: int | None) -> None:
-    wrong = []
-    if posts < 1:
-        wrong.append("posts must be at least 1")
-    if not 0 <= difficulty <= 1:
-        wrong.append("difficulty must be between 0 and 1")
-    if max_words is not None and max_words < 1:
-        wrong.append("max_words must be at least 1")
-    if wrong:
-        raise UserError("\n  - ".join(["Synthetic data cannot be generated like this:", *wrong]))
 
 
 def _plan(posts: int, difficulty: float, rng: random.Random) -> list[list[SentenceLabel]]:

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from supermax.training.data.entities import Entity, tags_of
+from supermax.training.data.entities.token_tags import first_tokens, tagged_windows, words_of
 from supermax.training.data.examples import Example
-from supermax.training.data.token_tags import first_tokens, tagged_windows, words_of
 from supermax.training.data.tokens import NONE, Tokens, tokenized
 from supermax.training.models.sources import find
 from supermax.training.models.tokenizers import tokenizer_for

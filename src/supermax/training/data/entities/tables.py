@@ -11,15 +11,15 @@ from dataclasses import dataclass, replace
 
 from supermax._util.text import counted
 from supermax.errors import UserError
-from supermax.training.data.bad_rows import BadRows, OnBad, check_on_bad
+from supermax.training.data.bad_rows import BadRows, OnBad
 from supermax.training.data.columns import Columns, check_columns
-from supermax.training.data.encodings import UTF8
 from supermax.training.data.entities import Entity, count_unaligned, words_in
-from supermax.training.data.entity_rows import NamedEntity, Sentence, sentence_of
+from supermax.training.data.entities.rows import NamedEntity, Sentence, sentence_of
 from supermax.training.data.examples import Corpus, Example, Unlabelled
 from supermax.training.data.inputs.reading import Source, read_rows
 from supermax.training.data.places import Place
-from supermax.training.data.rows import CONLL, Row, Rows, plain, require
+from supermax.training.data.read_options import ReadOptions
+from supermax.training.data.rows import CONLL, Row, Rows, require
 from supermax.training.data.tables import Table, unlabelled_examples
 
 
@@ -39,32 +39,18 @@ def read_entities(
     predicted. `labels` are the types of entities, in their order; others are mistakes. All else
     is as in `read_table`.
     """
-    return open_entities(
-        path, columns, name=name, labels=labels, on_bad=on_bad, encoding=encoding
-    ).corpus
+    return open_entities(path, columns, ReadOptions(name, labels, on_bad, encoding)).corpus
 
 
-def open_entities(
-    path: Source,
-    columns: Columns,
-    *,
-    name: str | None = None,
-    labels: Sequence[str] | None = None,
-    on_bad: OnBad = "stop",
-    encoding: str | None = None,
-    own_splits: bool = False,
-) -> Table:
-    """Read a corpus like `read_entities`, with the split of each row. `own_splits`: as in
-    `open_table`."""
-    known = tuple(plain(label) or "" for label in labels or ())
+def open_entities(path: Source, columns: Columns, options: ReadOptions) -> Table:
+    """Read a corpus like `read_entities`, with the split of each row."""
+    known = options.known_labels
     _check(columns, known)
-    check_on_bad(on_bad)
     bad = BadRows()
-    table = read_rows(path, bad, encoding)
-    if own_splits and columns.split is None:
-        columns = replace(columns, split=table.split)
+    table = read_rows(path, bad, options.encoding)
+    columns = options.with_split(columns, table)
     drafts = list(_drafts(table, columns, known, bad))
-    skipped = bad.settle(on_bad, len(drafts), table.file)
+    skipped = bad.settle(options.on_bad, len(drafts), table.file)
     unlabelled: tuple[Unlabelled, ...] = ()
     if columns.label is not None:
         counts = Counter(draft.part for draft in drafts if draft.entities is None)
@@ -77,11 +63,11 @@ def open_entities(
             f"nothing to learn from. Mark some, or map another column as label."
         )
     corpus = Corpus(
-        name or table.name,
+        options.name or table.name,
         types,
         skipped=skipped,
         unlabelled=unlabelled,
-        detected=table.encoding if encoding is None and table.encoding != UTF8 else "",
+        detected=options.detected(table),
         remarks=(*table.remarks, *_unaligned(drafts, table.file)),
         entities=tuple(draft.typed(types) for draft in drafts),
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from supermax.training.data.entities import parsed_tag
-from supermax.training.data.entity_rows import Sentence, sentence_of
+from supermax.training.data.entities.rows import Sentence, sentence_of
 from supermax.training.data.rows import Rows
 
 _TOKENS = ("tokens", "words", "token", "word")

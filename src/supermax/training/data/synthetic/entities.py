@@ -9,9 +9,9 @@ from __future__ import annotations
 import random
 import re
 
-from supermax.errors import UserError
 from supermax.training.data.entities import Entity
 from supermax.training.data.examples import Corpus, Example
+from supermax.training.data.synthetic.arguments import check_arguments
 
 TYPES = ("LOC", "ORG", "PER")
 _NAMES = {
@@ -40,11 +40,7 @@ def synthetic_entities(
 
     `max_words` limits the sentences of a text, which has at least one.
     """
-    if posts < 1 or not 0 <= difficulty <= 1 or (max_words is not None and max_words < 1):
-        raise UserError(
-            "Synthetic entities need at least 1 text, a difficulty between 0 and 1, and at least "
-            "1 word."
-        )
+    check_arguments(posts, difficulty, max_words)
     rng = random.Random(seed)
     most = 3 if max_words is None else max(1, min(3, max_words // 8))
     examples = []

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import random
 
-from supermax.errors import UserError
 from supermax.training.data.examples import Corpus, Example
+from supermax.training.data.synthetic.arguments import check_arguments
 
 _TOPICS = {
     "account": ("I cannot log in.", "My password is refused.", "The sign-in page fails."),
@@ -37,11 +37,7 @@ def synthetic_requests(
 
     `max_words` limits the sentences of a text, which has at least one.
     """
-    if posts < 1 or not 0 <= difficulty <= 1 or (max_words is not None and max_words < 1):
-        raise UserError(
-            "Synthetic requests need at least 1 text, a difficulty between 0 and 1, and at least "
-            "1 word."
-        )
+    check_arguments(posts, difficulty, max_words)
     rng = random.Random(seed)
     names = tuple(_TOPICS)
     most = len(names) if max_words is None else max(1, min(len(names), max_words // 5))

@@ -6,8 +6,8 @@ import random
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from supermax.training.data import sentences as templates
-from supermax.training.data.everyday import FILLERS, SLOTS
+from supermax.training.data.synthetic import symptom_templates as templates
+from supermax.training.data.synthetic.neutral_templates import FILLERS, SLOTS
 
 _VAGUE, _OTHER_SYMPTOM, _HARD, _DISTRACTOR = 0.15, 0.4, 0.9, 0.6
 """Probabilities of such sentences at difficulty 1."""
