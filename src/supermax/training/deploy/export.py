@@ -32,12 +32,7 @@ from pydantic_core import to_json
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
-from transformers import (
-    AutoConfig,
-    PretrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from supermax._util.attributes import TRUST
 from supermax._util.text import in_short
@@ -66,7 +61,7 @@ from supermax.training.deploy.transformers_format import ENCODER, HEADS, WEIGHTS
 from supermax.training.models.adapters import merged
 from supermax.training.models.assembly import Model
 from supermax.training.models.encoders import load_encoder
-from supermax.training.models.sources import Source, find, has_own_code
+from supermax.training.models.sources import Source, configuration_in, find, has_own_code
 from supermax.training.models.tokenizers import tokenizer_for
 from supermax.training.prepare import Prepared
 
@@ -314,8 +309,7 @@ def _weights(folder: Path, prefix: str | None) -> dict[str, torch.Tensor]:
 def _source(folder: Path, trusted: bool) -> Source:
     if trusted:
         return find(f"{TRUST}{folder}", weights=False)
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    return Source(folder.name, str(folder), config)
+    return Source(folder.name, str(folder), configuration_in(str(folder), trusted=False))
 
 
 def _untrained_encoder(source: Source) -> nn.Module:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast
 
 from supermax._util.attributes import TRUST
 from supermax._util.text import listed
+from supermax.agents import agent_of
 from supermax.errors import UserError
 
 if TYPE_CHECKING:
@@ -128,9 +129,21 @@ def check_trust(facts: Facts, trust_remote_code: bool) -> None:
     if names and not trust_remote_code:
         raise UserError(
             f"The encoder of this model, '{names[0]}', comes with Python code of its own, which "
-            f"could do whatever you can do on this machine. If you trust it, predict with "
-            f"--trust-remote-code (Python: trust_remote_code=True)."
+            f"could do whatever you can do on this machine. If you trust it, run the command "
+            f"again with --trust-remote-code (Python: trust_remote_code=True)."
         )
+
+
+def window_note(facts: Facts) -> str | None:
+    """Return the sentence that an ONNX file needs if the model reads several windows of a long
+    text; None if it reads one."""
+    text = facts["config"].get("text") or {}
+    if text.get("long_texts") != "windows" and not agent_of(facts["config"]["agent"]).windows:
+        return None
+    return (
+        f"ONNX Runtime and transformers predict one window of up to {text['max_length']} tokens "
+        "at a time; `supermax predict` reads all windows of a longer text."
+    )
 
 
 def read_whole_facts(folder: Path) -> Facts:
