@@ -54,6 +54,7 @@ from supermax.training.deploy.exported import (
     Description,
     Facts,
     check_files,
+    check_free,
     check_trust,
     read_facts,
 )
@@ -147,16 +148,6 @@ def _facts(prepared: Prepared, description: Description) -> Facts:
         "versions": _versions(),
         "files": {},
     }
-
-
-def check_free(folder: str | Path) -> None:
-    """Raise UserError if the folder exists and is not empty."""
-    folder = Path(folder).expanduser()
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise UserError(
-            f"{folder} exists and is not empty, and an export overwrites nothing: name another "
-            "folder, or remove this one."
-        )
 
 
 def _check(prepared: Prepared, description: Description) -> None:
@@ -270,7 +261,7 @@ def load_exported(folder: str | Path, *, trust_remote_code: bool = False) -> Loa
         tokenizers = tuple(tokenizer_for(source, (), folder) for source in sources)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UserError(
-            f"{folder} cannot be loaded: {in_short(error)}. Export the model again."
+            f"{folder} cannot be loaded: {in_short(error)}. Copy or export the model again."
         ) from None
     model.eval()
     pads = tuple(int(tokenizer.pad_token_id) for tokenizer in tokenizers)

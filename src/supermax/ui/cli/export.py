@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +16,13 @@ from supermax._util.importing import gc_paused
 from supermax._util.text import counted
 from supermax.errors import EnvironmentFault, UserError
 from supermax.results.records import read_record
-from supermax.training.deploy.exported import ONNX, check_trust, read_whole_facts, window_note
+from supermax.training.deploy.exported import (
+    FACTS,
+    ONNX,
+    check_trust,
+    read_whole_facts,
+    window_note,
+)
 from supermax.ui.cli.inspect import Top, trial_facts
 from supermax.ui.cli.opening import Storage, Which, as_json_text, the_study
 from supermax.ui.cli.printing import file_stem
@@ -58,7 +65,16 @@ def export(
     if onnx:
         _export_onnx(study, out, force, trust_remote_code)
         return
-    record = read_record(the_study(storage, study))
+    try:
+        found = the_study(storage, study)
+    except UserError as error:
+        if study is not None and (Path(study).expanduser() / FACTS).is_file():
+            raise UserError(
+                f"{study} is the folder of a model, and no study. To convert it to ONNX: "
+                f"supermax export {shlex.quote(study)} --onnx"
+            ) from None
+        raise error
+    record = read_record(found)
     record.best()  # raises UserError where no trial is complete
     ranked = (record.front() if len(record.directions) > 1 else record.best_first())[:top]
     if out is None:
