@@ -124,7 +124,10 @@ def export(
         _write_facts(temporary, facts)
         _move(temporary, folder)
     except (OSError, SafetensorError) as error:
-        raise EnvironmentFault(f"{folder} cannot be written: {error}") from error
+        raise EnvironmentFault(
+            f"{folder} cannot be written: {in_short(error)}. Make room there, or name another "
+            f"folder (-o), and run the command again."
+        ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

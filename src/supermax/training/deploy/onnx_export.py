@@ -136,7 +136,10 @@ def export_onnx(folder: str | Path, out: Path, *, trust_remote_code: bool = Fals
         if out.absolute() == (folder / ONNX).absolute():
             _add_to_card(folder, facts, loaded)
     except OSError as error:
-        raise EnvironmentFault(f"{out} cannot be written: {error}") from error
+        raise EnvironmentFault(
+            f"{out} cannot be written: {in_short(error)}. Make room there, or name another file "
+            f"with -o."
+        ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return OnnxFile(out, difference)

@@ -247,4 +247,7 @@ def _write(out: Path, text: str) -> None:
     try:
         write_whole(out, text, shared=True)
     except OSError as error:
-        raise UserError(f"{out} cannot be written: {error.strerror}.") from None
+        raise UserError(
+            f"{out} cannot be written: {error.strerror}. Make room there, or name another "
+            "file (-o)."
+        ) from None

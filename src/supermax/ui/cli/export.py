@@ -94,7 +94,9 @@ def export(
         try:
             write_whole(place, text + "\n", shared=True)
         except OSError as error:
-            raise EnvironmentFault(f"{place} cannot be written: {error.strerror}.") from None
+            raise EnvironmentFault(
+                f"{place} cannot be written: {error.strerror}. Name another file with -o."
+            ) from None
         print(f"{counted(len(ranked), 'trial')} of '{record.name}' written to {place}")
 
 
