@@ -116,7 +116,7 @@ def refit(
     _print_estimates(result, chosen.labels)
     seeds_used = counted(len(wanted), "seed")
     which = f"The model of seed {result.chosen}, the median," if len(wanted) > 1 else "The model"
-    print(f"Trial {chosen.number}, trained with {seeds_used}. {which} is in {folder}.")
+    print(f"Trial {chosen.number}, trained with {seeds_used}.\n{which} is in {folder}.")
     if raced is not None:
         print(f"Before the refit, its {record.titles[0]} was {raced}.")
     print(f"Use it: supermax predict {shlex.quote(str(folder))} FILE.csv -o answers.csv")
