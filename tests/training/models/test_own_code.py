@@ -19,6 +19,7 @@ from supermax.search.settings import Settings
 from supermax.tasks.objective import encoder_title
 from supermax.tasks.shapes import encoder_of
 from supermax.tasks.space_fitting import usable
+from supermax.training.data.examples import Example
 from supermax.training.deploy.adapter import base_model
 from supermax.training.deploy.export import export, load_exported
 from supermax.training.deploy.exported import Description
@@ -31,6 +32,7 @@ from supermax.training.prepare import max_input_length
 from supermax.training.steps.batches import collate
 from tests.training.corpora import Quiet, config, corpus_for, ready
 from tests.training.deploy.cards import run_programs
+from tests.ui.cli.helping import sm
 
 CONFIGURATION = """
 import os
@@ -264,6 +266,23 @@ def test_no_code_runs_later_on_without_permission(tmp_path: Path, doubled: Path)
     (tmp_path / "out" / "supermax.json").write_text(json.dumps(facts))
     loaded = load_exported(tmp_path / "out")
     assert type(loaded.model.encoders[0].model).__module__.startswith("transformers.")
+
+
+@pytest.mark.slow
+def test_its_onnx_file_needs_the_permission_and_predicts_the_same(
+    tmp_path: Path, own: Path
+) -> None:
+    one = ready(tmp_path / "cache", config(encoder={"name": f"trust_remote_code:{own}"}))
+    result, out = train(one, Quiet()), tmp_path / "out"
+    export(out, one, result.weights, Description(("no", "yes"), None, {}, "x"))
+    assert "again with --trust-remote-code" in sm("export", str(out), "--onnx", code=2)
+    sm("export", str(out), "--onnx", "--trust-remote-code")  # as advised
+    logits = torch.tensor(run_programs(out)[-1]["outputs"][0][0])
+    loaded = load_exported(out, trust_remote_code=True)
+    (ours,) = predict_examples(loaded, [Example("1", "1", "A text.", "A question?")])
+    assert ours.probabilities is not None
+    expected = [*ours.probabilities.values()]
+    assert logits.softmax(-1).tolist() == pytest.approx(expected, abs=1e-5)
 
 
 def test_an_adapter_needs_the_permission_too(tmp_path: Path, own: Path) -> None:

@@ -261,10 +261,15 @@ def load_exported(folder: str | Path, *, trust_remote_code: bool = False) -> Loa
         model, sources = (
             load_adapter(folder, facts) if "base" in facts else _load_model(folder, facts, config)
         )
-        tokenizers = tuple(tokenizer_for(source, (), folder) for source in sources)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UserError(
             f"{folder} cannot be loaded: {in_short(error)}. Copy or export the model again."
+        ) from None
+    try:
+        tokenizers = tuple(tokenizer_for(source, (), folder) for source in sources)
+    except UserError as error:
+        raise UserError(
+            f"{folder} cannot be loaded: {error} Copy or export the model again."
         ) from None
     model.eval()
     pads = tuple(int(tokenizer.pad_token_id) for tokenizer in tokenizers)
