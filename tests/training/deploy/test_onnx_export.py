@@ -177,6 +177,20 @@ def test_a_file_that_predicts_otherwise_is_not_written(
     assert [path.name for path in (folder / "onnx").iterdir()] == ["model.onnx"]
 
 
+@pytest.mark.parametrize(("long_texts", "said"), [("cut", False), ("windows", True)])
+def test_one_window_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long_texts: str, said: bool
+) -> None:
+    _, _, folder = exported(tmp_path, "criteria", "tiny-bert", text={"long_texts": long_texts})
+    monkeypatch.setattr(module, "_convert", fake(0.0))
+    lines = sm("export", str(folder), "--onnx").splitlines()
+    note = (
+        "ONNX Runtime and transformers predict one window of up to 32 tokens at a time; "
+        "`supermax predict` reads all windows of a longer text."
+    )
+    assert (note in lines) == said
+
+
 def test_an_encoder_that_cannot_be_converted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

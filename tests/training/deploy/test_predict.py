@@ -228,7 +228,7 @@ def test_outputs_that_cannot_be_written_are_refused_before_predicting(
     monkeypatch.setattr(module, "load_exported", lambda folder: pytest.fail("too late"))
     with pytest.raises(UserError, match=r"name it \.csv or \.jsonl"):
         predict_file(shared, path, COLUMNS, tmp_path / "out.xlsx")
-    with pytest.raises(UserError, match="folder is missing"):
+    with pytest.raises(UserError, match=r"there is no folder .*no\. Create it"):
         predict_file(shared, path, COLUMNS, tmp_path / "no" / "out.csv")
     with pytest.raises(UserError, match="would overwrite"):
         predict_file(shared, path, COLUMNS, path)

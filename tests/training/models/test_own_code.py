@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
 from supermax.errors import UserError
@@ -15,6 +19,7 @@ from supermax.search.settings import Settings
 from supermax.tasks.objective import encoder_title
 from supermax.tasks.shapes import encoder_of
 from supermax.tasks.space_fitting import usable
+from supermax.training.data.examples import Example
 from supermax.training.deploy.adapter import base_model
 from supermax.training.deploy.export import export, load_exported
 from supermax.training.deploy.exported import Description
@@ -24,7 +29,10 @@ from supermax.training.models.encoders import depth_of, load_encoder, untrained
 from supermax.training.models.sources import find
 from supermax.training.models.tokenizers import tokenizer_for
 from supermax.training.prepare import max_input_length
+from supermax.training.steps.batches import collate
 from tests.training.corpora import Quiet, config, corpus_for, ready
+from tests.training.deploy.cards import run_programs
+from tests.ui.cli.helping import sm
 
 CONFIGURATION = """
 import os
@@ -149,10 +157,22 @@ def test_it_trains_and_its_export_needs_the_permission_again(tmp_path: Path, own
     with pytest.raises(UserError, match="--trust-remote-code"):
         load_exported(tmp_path / "out")
     loaded = load_exported(tmp_path / "out", trust_remote_code=True)
-    for prediction in predict_examples(loaded, one.validation.examples):
+    examples = one.validation.examples
+    for prediction in predict_examples(loaded, examples):
         expected = result.evaluation.probabilities[prediction.id]
         assert prediction.probabilities is not None
         assert [*prediction.probabilities.values()] == pytest.approx(expected, abs=1e-5)
+    texts = [["text", "question"], *([e.text, e.question] for e in examples)]
+    _, alone = run_programs(tmp_path / "out", texts)
+    with (tmp_path / "predictions.csv").open(newline="") as file:
+        for example, row in zip(examples, csv.DictReader(file), strict=True):
+            expected = result.evaluation.probabilities[example.id]
+            assert float(row["p_yes"]) == pytest.approx(expected[1], abs=1e-5)
+    inputs = collate(one.validation.views, one.pads, np.arange(4)).inputs[0]
+    with torch.inference_mode():
+        found = alone["encoder"](input_ids=inputs.ids, attention_mask=inputs.mask)
+        wanted_states = one.model.encoders[0].eval()(inputs)
+    torch.testing.assert_close(found.last_hidden_state, wanted_states, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("agent", ["multilabel", "token-classification"])
@@ -165,10 +185,104 @@ def test_no_class_of_transformers_is_exported_for_it(
     export(tmp_path / "out", one, result.weights, Description(names, None, {}, "x"))
     facts = json.loads((tmp_path / "out" / "encoder" / "config.json").read_text())
     assert facts["architectures"] == ["OwnModel"]
-    assert "pipeline(" not in (tmp_path / "out" / "README.md").read_text()
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "pipeline(" not in card
+    assert str(tmp_path) not in card
+    assert f"# {agent} on own-encoder" in card
+    assert len(run_programs(tmp_path / "out")) == 2
     loaded = load_exported(tmp_path / "out", trust_remote_code=True)
     examples = one.validation.examples
     assert len(predict_examples(loaded, examples)) == len(examples)
+
+
+DOUBLED = """
+from transformers import ModernBertModel
+
+class OwnModel(ModernBertModel):
+    def forward(self, *args, **more):
+        outputs = super().forward(*args, **more)
+        outputs.last_hidden_state = 2 * outputs.last_hidden_state
+        return outputs
+"""
+
+
+@pytest.fixture
+def doubled(tmp_path: Path) -> Path:
+    """Return a folder of an encoder that calls itself ModernBERT, with its configuration and its
+    weights, and whose own code computes other states."""
+    folder = tmp_path / "doubled"
+    tiny = find("tiny")
+    untrained(tiny.config).save_pretrained(folder)
+    tokenizer_for(tiny, ["some words"], tmp_path).save_pretrained(folder)
+    (folder / "modeling_own.py").write_text(f"# {tmp_path}\n{DOUBLED}")
+    facts = json.loads((folder / "config.json").read_text())
+    facts["auto_map"] = {"AutoModel": "modeling_own.OwnModel"}
+    (folder / "config.json").write_text(json.dumps(facts))
+    return folder
+
+
+@pytest.mark.parametrize("agent", ["criteria", "token-classification"])
+def test_own_code_under_the_name_of_a_known_encoder(
+    tmp_path: Path, doubled: Path, agent: str
+) -> None:
+    """None of the classes and shortcuts for ModernBERT applies, in training and in the export."""
+    encoder = {"name": f"trust_remote_code:{doubled}", "dropout": None, "attention_dropout": None}
+    one = ready(tmp_path / "cache", config(agent, encoder=encoder))
+    own, stock = one.model.encoders[0], load_encoder(find(str(doubled)), find(str(doubled)).config)
+    assert not own.packs
+    ids = torch.arange(12).view(1, -1)
+    with torch.inference_mode():
+        states = [m.eval()(input_ids=ids).last_hidden_state for m in (own.model, stock)]
+    torch.testing.assert_close(states[0], 2 * states[1])
+    if one.model.token_head is not None:
+        assert [name for name, _ in one.model.token_head.named_children()] == [
+            "dropout",
+            "classifier",
+        ]
+    result, names = train(one, Quiet()), corpus_for(agent, 1).label_names
+    export(tmp_path / "out", one, result.weights, Description(names, None, {}, "x"))
+    loaded = load_exported(tmp_path / "out", trust_remote_code=True)
+    assert type(loaded.model.encoders[0].model).__name__ == "OwnModel"
+    batch = collate(one.validation.views, one.pads, np.arange(4)).inputs
+    with torch.inference_mode():
+        found, wanted = (m.eval()(*batch).classes for m in (loaded.model, one.model))
+    torch.testing.assert_close(found, wanted)
+    _, alone = run_programs(tmp_path / "out")
+    assert type(alone["encoder"]).__name__ == "OwnModel"
+
+
+def test_no_code_runs_later_on_without_permission(tmp_path: Path, doubled: Path) -> None:
+    """Nor where a class of transformers has the same name and weights, and takes its place."""
+    one = ready(tmp_path / "cache", config(encoder={"name": str(doubled)}), n=4)
+    assert type(one.model.encoders[0].model).__module__.startswith("transformers.")
+    weights = one.model.state_dict()
+    export(tmp_path / "out", one, weights, Description(("no", "yes"), None, {}, "x"))
+    assert "auto_map" not in (tmp_path / "out" / "encoder" / "config.json").read_text()
+    place = tmp_path / "out" / "encoder"
+    shutil.copyfile(doubled / "config.json", place / "config.json")  # as a stranger might
+    shutil.copyfile(doubled / "modeling_own.py", place / "modeling_own.py")
+    facts = json.loads((tmp_path / "out" / "supermax.json").read_text())
+    facts["files"]["encoder/config.json"] = (place / "config.json").stat().st_size
+    (tmp_path / "out" / "supermax.json").write_text(json.dumps(facts))
+    loaded = load_exported(tmp_path / "out")
+    assert type(loaded.model.encoders[0].model).__module__.startswith("transformers.")
+
+
+@pytest.mark.slow
+def test_its_onnx_file_needs_the_permission_and_predicts_the_same(
+    tmp_path: Path, own: Path
+) -> None:
+    one = ready(tmp_path / "cache", config(encoder={"name": f"trust_remote_code:{own}"}))
+    result, out = train(one, Quiet()), tmp_path / "out"
+    export(out, one, result.weights, Description(("no", "yes"), None, {}, "x"))
+    assert "again with --trust-remote-code" in sm("export", str(out), "--onnx", code=2)
+    sm("export", str(out), "--onnx", "--trust-remote-code")  # as advised
+    logits = torch.tensor(run_programs(out)[-1]["outputs"][0][0])
+    loaded = load_exported(out, trust_remote_code=True)
+    (ours,) = predict_examples(loaded, [Example("1", "1", "A text.", "A question?")])
+    assert ours.probabilities is not None
+    expected = [*ours.probabilities.values()]
+    assert logits.softmax(-1).tolist() == pytest.approx(expected, abs=1e-5)
 
 
 def test_an_adapter_needs_the_permission_too(tmp_path: Path, own: Path) -> None:
@@ -181,6 +295,7 @@ def test_an_adapter_needs_the_permission_too(tmp_path: Path, own: Path) -> None:
         with pytest.raises(UserError, match=r"trust_remote_code=True"):
             load(out)
     assert base_model(out, trust_remote_code=True).class_head is not None
+    assert [n for n in run_programs(out) if isinstance(n.get("model"), PeftModel)]
     loaded = load_exported(out, trust_remote_code=True)
     for prediction in predict_examples(loaded, one.validation.examples):
         expected = result.evaluation.probabilities[prediction.id]

@@ -266,7 +266,7 @@ def test_predict_names_the_columns_it_used(playground: Path) -> None:
     assert "60 rows predicted" in said
     assert "text from 'what was said', question from 'asked'" in said
     wrong = sm("predict", "criteria-model", "notes.csv", "-o", "a.csv", "--text", "said", code=2)
-    assert "there is no column 'said'" in wrong
+    assert "notes.csv has no column 'said' (--text)" in wrong
     assert "not a model that Supermax exported" in sm(
         "predict", "nowhere", "notes.csv", "-o", "a.csv", code=2
     )
@@ -404,7 +404,7 @@ def test_a_refit_refuses_data_that_has_changed(playground: Path) -> None:
     kept = study.user_attrs[SETTINGS]
     kept["data"]["posts"] += 1
     study.set_user_attr(SETTINGS, kept)
-    assert "is not what it was" in sm("refit", "criteria", code=2)
+    assert "is not what it was" in sm("refit", "criteria", "-o", "other", code=2)
 
 
 def test_tune_respects_the_memory_budget(playground: Path) -> None:

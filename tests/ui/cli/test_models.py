@@ -58,7 +58,7 @@ def test_the_first_line_comes_before_torch_is_loaded(
             pytest.param("criteria-model", out, said, marks=pytest.mark.slow)
             for out, said in (
                 ("x.txt", "x.txt is neither CSV nor JSONL by its name"),
-                ("nowhere/x.csv", "its folder is missing"),
+                ("nowhere/x.csv", "there is no folder"),
                 ("notes.csv", "would overwrite notes.csv"),
             )
         ),
@@ -92,6 +92,77 @@ def test_wrong_arguments_are_reported_before_anything_is_read(
     assert said in done
     assert "Loading" not in done
     assert "Reading" not in done
+
+
+@pytest.mark.parametrize(
+    ("args", "said", "code"),
+    [
+        (("predict", "critera-model"), "no such folder; did you mean 'criteria-model'?", 2),
+        (("predict", "."), "holds no supermax.json; there are criteria-model", 2),
+        (("predict", "MODEL", "--text", "sad"), "has no column 'sad' (--text); did you mean", 2),
+        (("predict", "MODEL", "--label", "nope"), "has no column 'nope' (--label); there are", 2),
+        (("predict", "MODEL", "--answer", "verdict"), "finds no answers, so none can be", 2),
+        (("export", "MODEL"), "supermax export criteria-model --onnx", 2),
+        (("refit", "-o", "notes.csv/model"), "cannot be written: Not a directory", 3),
+        (("refit", "-o", "/proc/here/model"), "Name another folder (-o)", 3),
+        (("refit",), "criteria-model exists and is not empty", 2),
+        (("push", "MODEL", "a b"), "'a b' is not a name of a repository", 2),
+        (("push", "MODEL", "mine", "--endpoint", "hub"), "one that begins with https://", 2),
+    ],
+)
+def test_a_mistake_is_reported_before_the_work_begins(
+    playground: Path, args: tuple[str, ...], said: str, code: int
+) -> None:
+    command, *rest = ("criteria-model" if word == "MODEL" else word for word in args)
+    if command == "predict":
+        rest = [rest[0], "notes.csv", "-o", "x.csv", *rest[1:]]
+    more = ("criteria",) if command == "refit" else ()
+    done = sm(command, *more, *rest, code=code)
+    assert said in done
+    assert "Predicting" not in done
+    assert "Traceback" not in done
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        ("supermax.json", "lost"),
+        ("supermax.json", "cut"),
+        ("encoder/tokenizer.json", "lost"),
+        ("encoder/tokenizer.json", "changed"),
+        ("model.safetensors", "cut"),
+        ("model.safetensors", "changed"),
+    ],
+)
+def test_a_damaged_model(playground: Path, file: str, damage: str) -> None:
+    path = playground / "criteria-model" / file
+    if damage == "lost":
+        path.unlink()
+    elif damage == "cut":
+        path.write_bytes(path.read_bytes()[:100])
+    else:
+        path.write_bytes(b"\xff" * path.stat().st_size)
+    done = sm("predict", "criteria-model", "notes.csv", "-o", "x.csv", code=2)
+    assert "Traceback" not in done
+    assert "refit" in done or "xport" in done
+    assert not (playground / "x.csv").exists()
+
+
+def test_a_file_without_texts_names_its_columns_and_the_option(playground: Path) -> None:
+    (playground / "short.csv").write_text("nr,body,asked\n1,sun,so?\n2,rain,so?\n")
+    args = "predict", "criteria-model", "short.csv", "-o", "x.csv"
+    said = sm(*args, code=2)
+    assert "Name it with --text; there are asked, body, nr." in said
+    assert "2 rows predicted" in sm(*args, "--text", "body", "--question", "asked")
+
+
+def test_a_bad_row_is_left_out_as_advised(playground: Path) -> None:
+    rows = "\n".join(f"it was day {i} and nothing happened,asked" for i in range(20))
+    (playground / "rows.csv").write_text(f"text,asked\n{rows}\n,asked\n")
+    args = "predict", "criteria-model", "rows.csv", "-o", "x.csv", "--question", "asked"
+    said = sm(*args, code=2)
+    assert "--on-bad skip to predict" in said
+    assert "20 rows predicted" in sm(*args, "--on-bad", "skip")
 
 
 def test_counts_are_printed_at_intervals(capsys: pytest.CaptureFixture[str]) -> None:

@@ -281,3 +281,21 @@ def test_a_cache_of_another_user_is_one_sentence() -> None:
         )
         os.chown(cache / "tokenizers", SOMEBODY, SOMEBODY)
         assert as_somebody(lambda: check_cache(cache)) == "None"
+
+
+@needs_root
+def test_a_folder_of_another_user_is_one_sentence(made: Path) -> None:
+    with common_folder() as folder:
+        closed = folder / "closed"
+        closed.mkdir(mode=0o700)
+        shutil.copytree(made / "criteria-model", folder / "m")
+        (folder / "t.csv").write_text("text\nsome words\n")
+        for path in folder.rglob("*"):
+            path.chmod(0o700 if path == closed else 0o777)
+        with inside(folder):
+            args = "predict", "m", "t.csv", "-o", str(closed / "b.csv")
+            said = as_somebody(lambda: sm(*args, code=3))
+    assert said == (
+        f"{closed}/b.csv cannot be read or written: Permission denied. Name another path, or "
+        f"change the permissions of this one.\n"
+    )

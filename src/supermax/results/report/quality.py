@@ -326,7 +326,7 @@ def _truncation(note: DataNote) -> str:
     if not note.may_cut:
         return "No text is truncated: long ones are split into windows."
     if not note.cuts:
-        return "No text to classify is truncated at the lengths of this search."
+        return "No text is truncated at the lengths of this search."
     most = max(note.cuts, key=lambda cut: cut.texts)
     about = "About " if most.sampled else ""
     share = f"{most.texts / max(most.of, 1):.0%}" if 100 * most.texts >= most.of else "under 1%"

@@ -98,7 +98,7 @@ class BadRows:
         special = list(dict.fromkeys(bad.advice for bad in self.found if bad.advice))
         if self.fatal:
             return [*special, "Correct the file or the columns; leaving rows out is not enough."]
-        skip = 'on_bad="skip" (--set data.on_bad=skip)'
+        skip = 'on_bad="skip" (--set data.on_bad=skip, or --on-bad skip to predict)'
         share = self.rows / (self.rows + left)
         if share > _MANY:
             correct = special or ["Correct these rows or the columns."]

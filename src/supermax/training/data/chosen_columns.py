@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from supermax._util.text import ended, nearest, one_line
 from supermax.errors import UserError
 from supermax.training.data.bad_rows import BadRows
 from supermax.training.data.columns import Columns
@@ -32,16 +33,27 @@ def chosen_columns(
     try:
         guessed = guess_file(path, encoding)
     except UserError:
+        try:
+            in_file = set(read_rows(path, BadRows(), encoding).columns)
+        except UserError:
+            if "text" in chosen:
+                return Columns(**chosen)  # mistakes in the file are reported when it is read
+            raise
+        _check_given(str(path), given, in_file)
         if "text" in chosen:
-            return Columns(**chosen)  # mistakes in the file are reported when it is read
+            return Columns(**chosen)
         # Short texts are not recognised: use the search's columns.
-        in_file = set(read_rows(path, BadRows(), encoding).columns)
         wanted = _TO_PREDICT if asks else _TO_PREDICT[1:]
         same = {role: known[role] for role in wanted if known.get(role) in in_file}
         if "text" not in same:
-            raise
+            raise UserError(
+                f"{path} has no column that holds texts, as far as can be guessed. Name it with "
+                f"--text; there are {', '.join(map(one_line, sorted(in_file)))}."
+            ) from None
         return _with_sets(same | chosen, known, in_file, given.get("label"))
     in_file = {guess.column for guess in guessed.columns} | {*guessed.unused, *guessed.binary}
+    if not in_file.issuperset(own for own in given.values() if own is not None):
+        _check_given(str(path), given, read_rows(path, BadRows(), encoding).columns)
     for column_of in (known.get, guessed.role):
         for role in _TO_PREDICT if asks else _TO_PREDICT[1:]:
             column = column_of(role)
@@ -50,6 +62,16 @@ def chosen_columns(
     if "answer" not in chosen:
         chosen.pop("answer_start", None)
     return _with_sets({"text": "text", **chosen}, known, in_file, given.get("label"))
+
+
+def _check_given(path: str, given: Mapping[str, str | None], in_file: Collection[str]) -> None:
+    """Raise UserError if the file lacks a column that is given for a role."""
+    for role, column in given.items():
+        if column is not None and column not in in_file:
+            flag = f"--{role.replace('_', '-')}"
+            raise UserError(
+                ended(f"{path} has no column {column!r} ({flag}){nearest(column, in_file)}")
+            )
 
 
 def _with_sets(

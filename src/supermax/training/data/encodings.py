@@ -11,7 +11,10 @@ from collections.abc import Iterator
 
 UTF8 = "utf-8"
 NOT_UTF8 = "this is not UTF-8 text"
-NAME_IT = "If the file has another encoding, name it: data.encoding (--encoding of init)."
+NAME_IT = (
+    "If the file has another encoding, name it: --encoding to init or predict, "
+    "--set data.encoding=NAME to search."
+)
 """Advice for lines that are not UTF-8."""
 _MARKS = {
     codecs.BOM_UTF8: UTF8,

@@ -8,14 +8,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
+from supermax._util.attributes import public_name
 from supermax._util.text import metric_title
 from supermax.agents import agent_of
-from supermax.training.deploy.exported import Description, Facts, names_of_own_code
+from supermax.training.deploy.exported import ONNX, Description, Facts, names_of_own_code
 
 _METRICS = {
     "macro_f1": "f1",
@@ -31,6 +31,8 @@ _METRICS = {
 }
 """Types of metrics on the Hub, where their names differ from those of Supermax."""
 _OWN_DATA = "own-data"
+_AFTER_LOADING = "## Configuration"
+"""Section that follows the programs."""
 
 
 def card(
@@ -38,7 +40,8 @@ def card(
 ) -> str:
     """Return the model card. `folders` are those of the encoders, `base_models` their names on the
     Hub."""
-    config = _without_paths(facts["config"])
+    own_code = bool(names_of_own_code(facts))
+    config = _with_titles(facts["config"])
     facts = {**facts, "config": config}
     sections = [
         f"---\n{_metadata(facts, description, base_models).to_yaml()}\n---",
@@ -49,8 +52,8 @@ def card(
         _metrics(description),
         *(f"**Note:** {caution}" for caution in description.cautions),
         "## How to load it",
-        _loading(facts, folders),
-        "## Configuration",
+        _loading(facts, folders, own_code),
+        _AFTER_LOADING,
         "\n".join(_table(["Setting", "Value"], _settings(config))),
         "## Data and versions",
         "\n".join(_table(["What", "Value"], _origin(facts))),
@@ -58,14 +61,12 @@ def card(
     return "\n\n".join(sections) + "\n"
 
 
-def _without_paths(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration with encoders of a folder named by the folder alone: a card is for
-    others, and a path may name a person."""
+def _with_titles(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration with the encoders' names for display."""
     named = dict(config)
     for part in ("encoder", "evidence_encoder"):
-        encoder = config.get(part)
-        if encoder and encoder["name"].startswith(("/", ".", "~")):
-            named[part] = {**encoder, "name": Path(encoder["name"]).name}
+        if encoder := config.get(part):
+            named[part] = {**encoder, "name": public_name(encoder["name"])}
     return named
 
 
@@ -146,62 +147,73 @@ def _windows(facts: Facts) -> list[str]:
     ]
 
 
-def _loading(facts: Facts, folders: Sequence[str]) -> str:
+def _loading(facts: Facts, folders: Sequence[str], own_code: bool) -> str:
     names = facts["columns"]
     roles = ["text", *(["question"] if facts["asks"] else []), *(["id"] if "id" in names else [])]
     columns = ", ".join(f"{role}={json.dumps(names.get(role, role))}" for role in roles)
-    encoders = [
-        f'encoder = AutoModel.from_pretrained("path/to/this/folder/{name}")\n'
-        f'tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder/{name}")'
-        for name in folders
-    ]
-    load, what = "AutoModel", "the trained encoder without the heads"
-    if "base" in facts:
-        load, what = "AutoPeftModelForFeatureExtraction", "the encoder with its adapter"
-        encoders = [text.replace("AutoModel.", f"{load}.") for text in encoders]
+    more = ", trust_remote_code=True" if own_code else ""
     return "\n".join(
         [
+            *([_OWN_CODE] if own_code else []),
             "With Supermax, the whole model on a CSV or JSONL file:\n",
             "```python",
             "from supermax.training.data.columns import Columns",
             "from supermax.training.deploy.predict import predict_file",
             "",
             f"columns = Columns({columns})",
-            'predict_file("path/to/this/folder", "texts.csv", columns, "predictions.csv")',
+            f'predict_file("path/to/this/folder", "texts.csv", columns, "predictions.csv"{more})',
             "```\n",
             *_windows(facts),
-            *(_PEFT if "base" in facts else _whole_model(facts)),
-            f"With {'peft' if 'base' in facts else 'transformers'}, {what}:\n",
-            "```python",
-            *(
-                [f"from peft import {load}", "from transformers import AutoTokenizer"]
-                if "base" in facts
-                else [f"from transformers import {load}, AutoTokenizer"]
-            ),
-            "",
-            *encoders,
-            "```",
+            *(_base_and_adapter(more) if "base" in facts else ()),
+            *(() if "base" in facts or own_code else _whole_model(facts)),
+            *_encoders(facts, folders, more),
         ]
     )
 
 
-_PEFT = [
-    "With Supermax and peft, the whole model, to train it on:\n",
-    "```python",
-    "from peft import PeftModel",
-    "from supermax.training.deploy.adapter import base_model",
-    "",
-    'base = base_model("path/to/this/folder")',
-    'model = PeftModel.from_pretrained(base, "path/to/this/folder")',
-    "```\n",
-]
-"""How to load an adapter with its heads."""
+_OWN_CODE = (
+    "An encoder of this model comes with Python code of its own. Read it before you allow it to "
+    "run with `trust_remote_code=True`.\n"
+)
+
+
+def _base_and_adapter(more: str) -> Iterator[str]:
+    """Yield lines on an adapter with its heads. `more` are arguments of functions that load."""
+    yield "With Supermax and peft, the whole model, to train it on:\n"
+    yield "```python"
+    yield "from peft import PeftModel"
+    yield "from supermax.training.deploy.adapter import base_model\n"
+    yield f'base = base_model("path/to/this/folder"{more})'
+    yield 'model = PeftModel.from_pretrained(base, "path/to/this/folder")'
+    yield "```\n"
+
+
+def _encoders(facts: Facts, folders: Sequence[str], more: str) -> Iterator[str]:
+    """Yield lines on the encoders alone. `more` are arguments of functions that load."""
+    adapter = "base" in facts
+    if adapter:
+        yield "With peft, the encoder with its adapter:\n"
+    else:
+        yield "With transformers, the trained encoder without the heads:\n"
+    yield "```python"
+    if adapter:
+        yield "from peft import PeftConfig, PeftModel"
+    yield "from transformers import AutoModel, AutoTokenizer\n"
+    for folder in folders:
+        path = f'"path/to/this/folder/{folder}"'
+        if adapter:  # AutoPeftModel fails where an encoder does not tell peft its embeddings
+            yield f"base = PeftConfig.from_pretrained({path}).base_model_name_or_path"
+            yield f"{folder} = AutoModel.from_pretrained(base{more})"
+            yield f"{folder} = PeftModel.from_pretrained({folder}, {path})"
+        else:
+            yield f"{folder} = AutoModel.from_pretrained({path}{more})"
+        tokenizer = folder.replace("encoder", "tokenizer")
+        yield f"{tokenizer} = AutoTokenizer.from_pretrained({path}{more})"
+    yield "```"
 
 
 def _whole_model(facts: Facts) -> Iterator[str]:
     """Yield lines on the whole model in transformers, which cannot load encoders with own code."""
-    if names_of_own_code(facts):
-        return
     agent, code = agent_of(facts["config"]["agent"]), facts.get("encoder_prefix") is None
     more = ", trust_remote_code=True" if code else ""
     task = agent.targets[0].task
@@ -228,6 +240,42 @@ def _whole_model(facts: Facts) -> Iterator[str]:
     yield "```\n"
 
 
+def with_onnx(card: str, facts: Facts, folders: Sequence[str], max_length: int) -> str:
+    """Return a card with a program that runs the ONNX file; the card itself if it names the file.
+
+    `folders` are those of the encoders; `max_length` is the model's maximum number of tokens.
+    """
+    if ONNX in card:
+        return card
+    lines = "\n".join(_onnx(facts, folders, max_length))
+    begin, next_section, rest = card.partition(_AFTER_LOADING)
+    return f"{begin.rstrip()}\n\n{lines}\n\n{next_section}{rest}".rstrip() + "\n"
+
+
+def _onnx(facts: Facts, folders: Sequence[str], max_length: int) -> Iterator[str]:
+    text = '["A question?"], ["A text."]' if facts["asks"] else '["A text."]'
+    truncation = '"only_second"' if facts["asks"] else "True"
+    how = f'truncation={truncation}, max_length={max_length}, return_tensors="np"'
+    more = ", trust_remote_code=True" if names_of_own_code(facts) else ""
+    yield "With ONNX Runtime, the whole model:\n"
+    yield "```python"
+    yield "from onnxruntime import InferenceSession"
+    yield "from transformers import AutoTokenizer\n"
+    yield "inputs = {}"
+    for folder in folders:
+        prefix = folder.removesuffix("encoder")
+        path = f'"path/to/this/folder/{folder}"'
+        yield f"tokenizer = AutoTokenizer.from_pretrained({path}{more})"
+        yield f"batch = tokenizer({text}, {how})"
+        name = f'f"{prefix}{{name}}"' if prefix else "name"
+        yield f"inputs |= {{{name}: values for name, values in batch.items()}}"
+    yield f'session = InferenceSession("path/to/this/folder/{ONNX}")'
+    yield "names = [each.name for each in session.get_inputs()]"
+    yield "outputs = session.run(None, {name: inputs[name] for name in names})"
+    yield "print(outputs)"
+    yield "```"
+
+
 _HINTS = {
     "label_sets": (
         ". Its scores are probabilities; compare each with the threshold of its label "
@@ -235,7 +283,7 @@ _HINTS = {
     ),
     "entities": ", on words that are separated by spaces",
 }
-"""What to know of a pipeline's input or output, by kind of target."""
+"""Remarks on a pipeline's input or output, by kind of target."""
 
 
 def _settings(config: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -32,12 +32,7 @@ from pydantic_core import to_json
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
-from transformers import (
-    AutoConfig,
-    PretrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from supermax._util.attributes import TRUST
 from supermax._util.text import in_short
@@ -59,6 +54,7 @@ from supermax.training.deploy.exported import (
     Description,
     Facts,
     check_files,
+    check_free,
     check_trust,
     read_facts,
 )
@@ -66,7 +62,7 @@ from supermax.training.deploy.transformers_format import ENCODER, HEADS, WEIGHTS
 from supermax.training.models.adapters import merged
 from supermax.training.models.assembly import Model
 from supermax.training.models.encoders import load_encoder
-from supermax.training.models.sources import Source, find, has_own_code
+from supermax.training.models.sources import Source, configuration_in, find, has_own_code
 from supermax.training.models.tokenizers import tokenizer_for
 from supermax.training.prepare import Prepared
 
@@ -128,7 +124,10 @@ def export(
         _write_facts(temporary, facts)
         _move(temporary, folder)
     except (OSError, SafetensorError) as error:
-        raise EnvironmentFault(f"{folder} cannot be written: {error}") from error
+        raise EnvironmentFault(
+            f"{folder} cannot be written: {in_short(error)}. Make room there, or name another "
+            f"folder (-o), and run the command again."
+        ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -152,16 +151,6 @@ def _facts(prepared: Prepared, description: Description) -> Facts:
         "versions": _versions(),
         "files": {},
     }
-
-
-def check_free(folder: str | Path) -> None:
-    """Raise UserError if the folder exists and is not empty."""
-    folder = Path(folder).expanduser()
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise UserError(
-            f"{folder} exists and is not empty, and an export overwrites nothing: name another "
-            "folder, or remove this one."
-        )
 
 
 def _check(prepared: Prepared, description: Description) -> None:
@@ -272,10 +261,15 @@ def load_exported(folder: str | Path, *, trust_remote_code: bool = False) -> Loa
         model, sources = (
             load_adapter(folder, facts) if "base" in facts else _load_model(folder, facts, config)
         )
-        tokenizers = tuple(tokenizer_for(source, (), folder) for source in sources)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UserError(
-            f"{folder} cannot be loaded: {in_short(error)}. Export the model again."
+            f"{folder} cannot be loaded: {in_short(error)}. Copy or export the model again."
+        ) from None
+    try:
+        tokenizers = tuple(tokenizer_for(source, (), folder) for source in sources)
+    except UserError as error:
+        raise UserError(
+            f"{folder} cannot be loaded: {error} Copy or export the model again."
         ) from None
     model.eval()
     pads = tuple(int(tokenizer.pad_token_id) for tokenizer in tokenizers)
@@ -314,8 +308,7 @@ def _weights(folder: Path, prefix: str | None) -> dict[str, torch.Tensor]:
 def _source(folder: Path, trusted: bool) -> Source:
     if trusted:
         return find(f"{TRUST}{folder}", weights=False)
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    return Source(folder.name, str(folder), config)
+    return Source(folder.name, str(folder), configuration_in(str(folder), trusted=False))
 
 
 def _untrained_encoder(source: Source) -> nn.Module:

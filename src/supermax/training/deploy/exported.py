@@ -5,15 +5,18 @@ This module imports no torch, so that mistakes are reported before torch is load
 
 from __future__ import annotations
 
+import contextlib
 import json
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast
 
 from supermax._util.attributes import TRUST
-from supermax._util.text import listed
-from supermax.errors import UserError
+from supermax._util.text import ended, listed, nearest
+from supermax.agents import agent_of
+from supermax.errors import EnvironmentFault, UserError
 
 if TYPE_CHECKING:
     from supermax.training.eval.intervals import Estimate
@@ -96,12 +99,16 @@ def read_facts(folder: Path) -> Facts:
     Raises UserError if the folder holds no exported model, or one of a newer format.
     """
     path = folder / FACTS
-    if not path.is_file():
-        what = "there is no such folder" if not folder.exists() else f"it holds no {FACTS}"
-        raise UserError(f"{folder} is not a model that Supermax exported: {what}.")
     try:
         facts = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(_no_model(folder)) from None
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be read: {error.strerror}. Make it readable for you, or copy the "
+            f"folder of the model to where you may read it."
+        ) from None
+    except ValueError:
         facts = None
     version = facts.get("format") if isinstance(facts, dict) else None
     if isinstance(version, int) and version > FORMAT:
@@ -111,8 +118,24 @@ def read_facts(folder: Path) -> Facts:
         )
     needed = ("config", "label_names", "threshold", "asks", "files")
     if version not in _READABLE or not all(key in facts for key in needed):
-        raise UserError(f"{path} is damaged, or not written by Supermax. Export the model again.")
+        raise UserError(
+            f"{path} is damaged, or not written by Supermax. Export the model again with "
+            "`supermax refit`."
+        )
     return cast(Facts, {"columns": {}, **facts})
+
+
+def _no_model(folder: Path) -> str:
+    """Return the message for a folder without a model, with a similar name of one that has it."""
+    what = "there is no such folder" if not folder.exists() else f"it holds no {FACTS}"
+    found: list[str] = []
+    with contextlib.suppress(OSError):
+        found = [str(path.parent) for path in folder.parent.glob(f"*/{FACTS}")]
+    what += nearest(str(folder), found)
+    return (
+        ended(f"{folder} is not a model that Supermax exported: {what}")
+        + " Name a folder that `supermax refit` has written."
+    )
 
 
 def names_of_own_code(facts: Facts) -> list[str]:
@@ -128,9 +151,21 @@ def check_trust(facts: Facts, trust_remote_code: bool) -> None:
     if names and not trust_remote_code:
         raise UserError(
             f"The encoder of this model, '{names[0]}', comes with Python code of its own, which "
-            f"could do whatever you can do on this machine. If you trust it, predict with "
-            f"--trust-remote-code (Python: trust_remote_code=True)."
+            f"could do whatever you can do on this machine. If you trust it, run the command "
+            f"again with --trust-remote-code (Python: trust_remote_code=True)."
         )
+
+
+def window_note(facts: Facts) -> str | None:
+    """Return the sentence that an ONNX file needs if the model reads several windows of a long
+    text; None if it reads one."""
+    text = facts["config"].get("text") or {}
+    if text.get("long_texts") != "windows" and not agent_of(facts["config"]["agent"]).windows:
+        return None
+    return (
+        f"ONNX Runtime and transformers predict one window of up to {text['max_length']} tokens "
+        "at a time; `supermax predict` reads all windows of a longer text."
+    )
 
 
 def read_whole_facts(folder: Path) -> Facts:
@@ -161,11 +196,37 @@ def check_files(folder: Path, sizes: Mapping[str, int]) -> None:
         raise UserError(listed(heading, wrong))
 
 
+def check_free(folder: str | Path) -> None:
+    """Raise UserError if the folder exists and is not empty, and EnvironmentFault if it cannot be
+    written."""
+    folder = Path(folder).expanduser().absolute()
+    try:
+        taken = folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))
+        if not taken:
+            existing = next(parent for parent in folder.parents if parent.exists())
+            tempfile.TemporaryFile(dir=existing).close()
+    except OSError as error:
+        raise EnvironmentFault(
+            f"{folder} cannot be written: {error.strerror}. Name another folder (-o), or make "
+            "this one writable for you."
+        ) from None
+    if taken:
+        raise UserError(
+            f"{folder} exists and is not empty, and an export overwrites nothing: name another "
+            "folder (-o), or remove this one."
+        )
+
+
 def check_output(out: Path, path: Path) -> None:
     """Raise UserError if predictions for `path` cannot be written to `out`."""
     if out.suffix.lower() not in (".csv", ".jsonl"):
         raise UserError(f"{out} is neither CSV nor JSONL by its name; name it .csv or .jsonl.")
-    if not out.absolute().parent.is_dir() or out.is_dir():
-        raise UserError(f"{out} cannot be written: its folder is missing, or it is a folder.")
+    if out.is_dir():
+        raise UserError(f"{out} is a folder; name a file in it.")
+    if not (parent := out.absolute().parent).is_dir():
+        raise UserError(
+            f"{out} cannot be written: there is no folder {parent}. Create it, or name a file in "
+            "another one."
+        )
     if out.exists() and path.exists() and out.samefile(path):
         raise UserError(f"The predictions would overwrite {path}; name another file for them.")

@@ -27,13 +27,18 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from supermax._util.files import write_whole
 from supermax._util.text import in_short
 from supermax.errors import EnvironmentFault, UserError
+from supermax.training.deploy.adapter import ENCODER_FOLDERS
+from supermax.training.deploy.card import with_onnx
 from supermax.training.deploy.export import LoadedModel, load_exported
-from supermax.training.deploy.exported import read_whole_facts
+from supermax.training.deploy.exported import CARD, ONNX, Facts, read_whole_facts
 from supermax.training.deploy.transformers_format import TOLERANCE
 from supermax.training.models.assembly import Encoder, Inputs, Model
 from supermax.training.models.encoders import uncache_positions
+from supermax.training.models.sources import Source
+from supermax.training.prepare import max_input_length
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
@@ -100,15 +105,18 @@ def check_packages() -> None:
         )
 
 
-def export_onnx(folder: str | Path, out: Path) -> OnnxFile:
+def export_onnx(folder: str | Path, out: Path, *, trust_remote_code: bool = False) -> OnnxFile:
     """Convert an exported model, compare the result with the model, and write it to `out`.
 
     Raises UserError if it is an adapter alone, if it cannot be converted, or if a prediction
-    differs by more than `TOLERANCE`. `out` is then not written.
+    differs by more than `TOLERANCE`. `out` is then not written. Where `push` uploads the file, the
+    model card gets a program that runs it. `trust_remote_code` permits the code that comes with
+    some encoders.
     """
     check_packages()
-    read_whole_facts(Path(folder).expanduser())
-    loaded = load_exported(folder)
+    folder = Path(folder).expanduser()
+    facts = read_whole_facts(folder)
+    loaded = load_exported(folder, trust_remote_code=trust_remote_code)
     for encoder in loaded.model.encoders:
         uncache_positions(encoder.model)  # cached ones would be constants of one length
     graph = _Graph(loaded.model).eval()
@@ -125,11 +133,27 @@ def export_onnx(folder: str | Path, out: Path) -> OnnxFile:
             )
         for path in sorted(temporary.iterdir(), reverse=True):  # weights before the graph
             path.replace(out.parent / path.name)
+        if out.absolute() == (folder / ONNX).absolute():
+            _add_to_card(folder, facts, loaded)
     except OSError as error:
-        raise EnvironmentFault(f"{out} cannot be written: {error}") from error
+        raise EnvironmentFault(
+            f"{out} cannot be written: {in_short(error)}. Make room there, or name another file "
+            f"with -o."
+        ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return OnnxFile(out, difference)
+
+
+def _add_to_card(folder: Path, facts: Facts, loaded: LoadedModel) -> None:
+    if not (card := folder / CARD).is_file():
+        return
+    folders = ENCODER_FOLDERS[: len(loaded.tokenizers)]
+    configs = [_config(encoder) for encoder in loaded.model.encoders]
+    limits = [max_input_length(Source("", None, config)) for config in configs]
+    longest = min(loaded.config.text.max_length, *limits)
+    text = with_onnx(card.read_text("utf-8"), facts, folders, longest)
+    write_whole(card, text, shared=True)
 
 
 def _convert(graph: _Graph, loaded: LoadedModel, path: Path) -> None:

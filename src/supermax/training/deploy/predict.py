@@ -111,11 +111,11 @@ def _check_questions(loaded: LoadedModel, examples: Sequence[Example]) -> None:
     if loaded.asks:
         raise UserError(
             f"The model was trained on questions and texts, but {count} came without a question: "
-            "map the column of the questions."
+            "map the column of the questions (--question COLUMN)."
         )
     raise UserError(
         f"The model was trained on texts alone, but {count} came with a question: do not map a "
-        "column of questions."
+        "column of questions (leave --question out)."
     )
 
 
@@ -247,4 +247,7 @@ def _write(out: Path, text: str) -> None:
     try:
         write_whole(out, text, shared=True)
     except OSError as error:
-        raise UserError(f"{out} cannot be written: {error.strerror}.") from None
+        raise UserError(
+            f"{out} cannot be written: {error.strerror}. Make room there, or name another "
+            "file (-o)."
+        ) from None

@@ -22,6 +22,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]
     OfflineModeIsEnabled,
     RepositoryNotFoundError,
 )
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from supermax._util.text import in_short
 from supermax.errors import EnvironmentFault, UserError
@@ -76,7 +77,13 @@ def push(
     and if `private` is asked for a repository that is public.
     """
     api = HfApi(endpoint=endpoint)
+    if not api.endpoint.startswith(("https://", "http://")):
+        raise UserError(
+            f"{api.endpoint!r} is not the address of a hub. Name one that begins with https:// "
+            f"with --endpoint or in HF_ENDPOINT, such as https://huggingface.co."
+        )
     with _explained(api.endpoint, name):
+        validate_repo_id(name)
         user = str(api.whoami()["name"])
         name = name if "/" in name else f"{user}/{name}"
         try:

@@ -41,8 +41,8 @@ from supermax.training.data.redsm5 import is_clinical
 from supermax.training.data.splits import Splits, shared_texts, split
 from supermax.training.data.tokenized_split import TokenizedSplit
 from supermax.training.deploy.adapter import check_adapter_export
-from supermax.training.deploy.export import check_free, export
-from supermax.training.deploy.exported import Description
+from supermax.training.deploy.export import export
+from supermax.training.deploy.exported import Description, check_free
 from supermax.training.eval.counts import Counts, counts_of
 from supermax.training.eval.evaluate import Evaluation, evaluate_model
 from supermax.training.eval.intervals import FEWEST_GROUPS, Estimate, estimates

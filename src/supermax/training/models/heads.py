@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from supermax.training.config import FusionConfig, HeadConfig
+from supermax.training.models.sources import has_own_code
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -59,9 +60,9 @@ def head(config: HeadConfig, size: int, outputs: int) -> nn.Sequential:
 
 def token_head(config: HeadConfig, encoder: PretrainedConfig, outputs: int) -> nn.Sequential:
     """Return the head of transformers for the classes of tokens: dropout and a linear layer, and
-    for ModernBERT its prediction head before them."""
+    for ModernBERT of transformers its prediction head before them."""
     layers: OrderedDict[str, nn.Module] = OrderedDict()
-    if encoder.model_type == "modernbert":
+    if encoder.model_type == "modernbert" and not has_own_code(encoder):
         from transformers.models.modernbert.modeling_modernbert import ModernBertPredictionHead
 
         layers["prediction"] = ModernBertPredictionHead(encoder)

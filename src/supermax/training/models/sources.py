@@ -107,8 +107,19 @@ def why_untrusted(name: str) -> str:
 
 
 def has_own_code(config: PretrainedConfig) -> bool:
-    """Return True if the class of a configuration came with an encoder, not with transformers."""
-    return type(config).__module__.startswith("transformers_modules")
+    """Return True if the class of an encoder or of its configuration comes with the encoder, not
+    with transformers. Requires a configuration of `find` or `configuration_in`."""
+    own_model = "AutoModel" in (getattr(config, "auto_map", None) or {})
+    return own_model or type(config).__module__.startswith("transformers_modules")
+
+
+def configuration_in(place: str, *, trusted: bool, local: bool = True) -> PretrainedConfig:
+    """Return the configuration in a folder or on the hub. Without permission, it names no class of
+    the encoder's own that transformers could import later on."""
+    config = AutoConfig.from_pretrained(place, trust_remote_code=trusted, local_files_only=local)
+    if not trusted:
+        vars(config).pop("auto_map", None)
+    return config
 
 
 def _folder(name: str) -> Path | None:
@@ -144,7 +155,7 @@ def _config(place: str, weights: bool, trusted: bool) -> PretrainedConfig:
 
 
 def _fetched(place: str, weights: bool, trusted: bool, *, local: bool) -> PretrainedConfig:
-    config = AutoConfig.from_pretrained(place, trust_remote_code=trusted, local_files_only=local)
+    config = configuration_in(place, trusted=trusted, local=local)
     if weights:
         _check_weights(place, local=local)
     return config

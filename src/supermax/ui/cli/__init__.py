@@ -99,6 +99,13 @@ def main() -> None:
         )
         raise SystemExit(supervisor.ENVIRONMENT) from None
     except OSError as error:
+        if isinstance(error, PermissionError) and error.filename is not None:
+            print(
+                f"{printable(str(error.filename))} cannot be read or written: "
+                f"{error.strerror}. Name another path, or change the permissions of this one.",
+                file=sys.stderr,
+            )
+            raise SystemExit(supervisor.ENVIRONMENT) from None
         if error.errno not in (errno.ENOSPC, errno.EIO, errno.EDQUOT):
             raise
         discard_output()

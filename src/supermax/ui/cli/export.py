@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +16,13 @@ from supermax._util.importing import gc_paused
 from supermax._util.text import counted
 from supermax.errors import EnvironmentFault, UserError
 from supermax.results.records import read_record
-from supermax.training.deploy.exported import ONNX, read_whole_facts
+from supermax.training.deploy.exported import (
+    FACTS,
+    ONNX,
+    check_trust,
+    read_whole_facts,
+    window_note,
+)
 from supermax.ui.cli.inspect import Top, trial_facts
 from supermax.ui.cli.opening import Storage, Which, as_json_text, the_study
 from supermax.ui.cli.printing import file_stem
@@ -37,6 +44,12 @@ def export(
         bool,
         typer.Option("--onnx", help="Convert a model: STUDY is the folder that `refit` exported."),
     ] = False,
+    trust_remote_code: Annotated[
+        bool,
+        typer.Option(
+            "--trust-remote-code", help="With --onnx: run code that the encoder comes with."
+        ),
+    ] = False,
 ) -> None:
     """Write the best trials, with all their parameters and metrics, as JSON and CSV.
 
@@ -50,9 +63,18 @@ def export(
       supermax export criteria-model --onnx
     """
     if onnx:
-        _export_onnx(study, out, force)
+        _export_onnx(study, out, force, trust_remote_code)
         return
-    record = read_record(the_study(storage, study))
+    try:
+        found = the_study(storage, study)
+    except UserError as error:
+        if study is not None and (Path(study).expanduser() / FACTS).is_file():
+            raise UserError(
+                f"{study} is the folder of a model, and no study. To convert it to ONNX: "
+                f"supermax export {shlex.quote(study)} --onnx"
+            ) from None
+        raise error
+    record = read_record(found)
     record.best()  # raises UserError where no trial is complete
     ranked = (record.front() if len(record.directions) > 1 else record.best_first())[:top]
     if out is None:
@@ -72,15 +94,20 @@ def export(
         try:
             write_whole(place, text + "\n", shared=True)
         except OSError as error:
-            raise EnvironmentFault(f"{place} cannot be written: {error.strerror}.") from None
+            raise EnvironmentFault(
+                f"{place} cannot be written: {error.strerror}. Name another file with -o."
+            ) from None
         print(f"{counted(len(ranked), 'trial')} of '{record.name}' written to {place}")
 
 
-def _export_onnx(model: str | None, out: Path | None, force: bool) -> None:
+def _export_onnx(
+    model: str | None, out: Path | None, force: bool, trust_remote_code: bool
+) -> None:
     if model is None:
         raise UserError("Name the folder of the model: supermax export FOLDER --onnx")
     folder = Path(model).expanduser()
-    read_whole_facts(folder)
+    facts = read_whole_facts(folder)
+    check_trust(facts, trust_remote_code)
     out = folder / ONNX if out is None else out.expanduser()
     if out.suffix.lower() != ".onnx":
         raise UserError(f"{out} does not end in .onnx. Name it so with -o.")
@@ -94,11 +121,13 @@ def _export_onnx(model: str | None, out: Path | None, force: bool) -> None:
 
         check_packages()
         progress.step("Converting the model, and comparing it, which takes a minute or so")
-        done = export_onnx(folder, out)
+        done = export_onnx(folder, out, trust_remote_code=trust_remote_code)
     print(
         f"{done.path} is written. Its predictions differ by at most {done.difference:.1e} from "
         f"those of the model ({TOLERANCE:g} would be allowed)."
     )
+    if (note := window_note(facts)) is not None:
+        print(note)
 
 
 def _as_csv(rows: list[dict[str, Any]]) -> str:

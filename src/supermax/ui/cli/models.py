@@ -16,13 +16,21 @@ from rich.table import Table
 from supermax._util.attributes import SETTINGS, STORAGE
 from supermax._util.importing import gc_paused
 from supermax._util.text import clock, counted, ended, metric_title, nearest
+from supermax.agents import agent_of
 from supermax.errors import UserError
 from supermax.results.records import read_record
 from supermax.training.data.chosen_columns import chosen_columns
 from supermax.training.data.columns import Columns
 from supermax.training.data.files import require_readable
 from supermax.training.data.inputs.hf_datasets import is_hub
-from supermax.training.deploy.exported import check_output, read_facts
+from supermax.training.deploy.exported import (
+    Facts,
+    check_files,
+    check_free,
+    check_output,
+    check_trust,
+    read_facts,
+)
 from supermax.ui.cli.completing import among
 from supermax.ui.cli.opening import AsJson, Storage, Which, print_json, the_study
 from supermax.ui.cli.printing import console, file_stem, literal
@@ -77,11 +85,13 @@ def refit(
     progress = Progress(shown=not as_json)
     progress.step(LOADING)
     record = read_record(the_study(storage, study))
+    record.best() if trial is None else record.trial(trial)  # raises UserError without it
+    folder = out or Path(f"{file_stem(record.name)}-model")
+    check_free(folder)
     with gc_paused():
         from supermax.search.refit import refit_study, stored_settings
 
     settings = stored_settings(record.study.user_attrs.get(SETTINGS), record.name)
-    folder = out or Path(f"{file_stem(record.name)}-model")
     with progress:
         chosen, result = refit_study(
             record,
@@ -106,7 +116,7 @@ def refit(
     _print_estimates(result, chosen.labels)
     seeds_used = counted(len(wanted), "seed")
     which = f"The model of seed {result.chosen}, the median," if len(wanted) > 1 else "The model"
-    print(f"Trial {chosen.number}, trained with {seeds_used}. {which} is in {folder}.")
+    print(f"Trial {chosen.number}, trained with {seeds_used}.\n{which} is in {folder}.")
     if raced is not None:
         print(f"Before the refit, its {record.titles[0]} was {raced}.")
     print(f"Use it: supermax predict {shlex.quote(str(folder))} FILE.csv -o answers.csv")
@@ -216,6 +226,9 @@ def predict(
     if not is_hub(file) and not file.expanduser().is_dir():
         require_readable(file.expanduser())
     facts = read_facts(model.expanduser())
+    check_files(model.expanduser(), facts["files"])
+    check_trust(facts, trust_remote_code)
+    _check_roles(facts, question, label, answer)
     out = out.expanduser()
     check_output(out, file.expanduser())
     if out.exists() and not force:
@@ -252,6 +265,22 @@ def predict(
         )
     _print_predicted(done, columns)
     _print_scores(done.scores, label)
+
+
+def _check_roles(
+    facts: Facts, question: str | None, label: str | None, answer: str | None
+) -> None:
+    """Raise UserError if a column is given for which the model has no use."""
+    agent = agent_of(facts["config"]["agent"])
+    if question is not None and not facts["asks"]:
+        raise UserError("The model was trained on texts alone: leave --question out.")
+    if answer is not None and not agent.spans:
+        raise UserError("The model finds no answers, so none can be scored: leave --answer out.")
+    if label is not None and not (agent.named or agent.numbers):
+        raise UserError(
+            "The model finds answers and no labels: leave --label out, and name the column of "
+            "the answers with --answer."
+        )
 
 
 def _print_predicted(done: Predicted, columns: Columns) -> None:
@@ -302,12 +331,15 @@ def _print_scores(scores: Scores, label: str | None) -> None:
             if values:
                 shown = ", ".join(f"{name} {values[name]:.4f}" for name in names)
                 screen.print(f"  {literal(split)} ({counted(number, 'row')}): {shown}")
-    if found or scores.spans or scores.numbers or scores.entities:
+    scored = found or scores.spans or scores.numbers or scores.entities
+    if scored:
         screen.print("Scores on rows that the model was trained on are too optimistic.")
     if scores.unknown and (scores.labelled or label is not None):
         rows = counted(scores.unknown, "row")
         known = "one" if scores.label_sets else "a class"
         screen.print(f"Not scored: {rows} with a label that is not {known} of the model.")
+    elif label is not None and not scored:
+        screen.print(f"Not scored: '{literal(label)}' holds nothing that this model predicts.")
 
 
 def _seeds(text: str) -> list[int]:

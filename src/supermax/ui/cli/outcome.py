@@ -56,7 +56,7 @@ def outcome(settings: Settings, tuned: Tuned) -> list[str]:
         f"({split}, n={rows_used.count(tuned.agent)}).",
         *_baseline_warning(settings.agent, titles[0], tuned.trivial_baseline(value), baseline_of),
         *_name_storage(settings),
-        f"Show it: supermax best {study}{where}   "
+        f"Show it: supermax best {study}{where}",
         f"Train and export it: supermax refit {study}{where}",
     ]
 

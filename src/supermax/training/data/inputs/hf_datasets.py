@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -70,6 +71,9 @@ def read_hub(name: str, bad: BadRows) -> Rows:
         )
     datasets = optional("datasets", name)
     repo, config, revision = parsed.group("name", "config", "revision")
+    log = logging.getLogger("huggingface_hub")  # it warns of every retry
+    level = log.level
+    log.setLevel(logging.ERROR)
     try:
         found = datasets.load_dataset(repo, config, revision=revision)
     except Exception as error:  # of the network, the Hub, the format of its files
@@ -77,6 +81,8 @@ def read_hub(name: str, bad: BadRows) -> Rows:
             f"{name} cannot be loaded from the Hugging Face Hub: {in_short(error)}. Without a "
             f"network, save the dataset elsewhere with save_to_disk and name its folder."
         ) from None
+    finally:
+        log.setLevel(level)
     return read_dataset(found, bad, hub_stem(name))
 
 
