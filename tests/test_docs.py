@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import optuna
 import pytest
 
 import supermax
@@ -380,3 +381,49 @@ def test_tweeteval_becomes_a_table(tmp_path: Path) -> None:
     )
     assert [len(part.classes) for part in splits.parts] == [20, 20, 20]
     assert splits.train.label_names == ("anger", "joy")
+
+
+@pytest.fixture
+def with_new_task(tmp_path: Path) -> Path:
+    """Copy of the package with the files of the how-to page; its settings are beside it."""
+    page = (ROOT / "docs" / "howto" / "new-task.md").read_text()
+    agent, line, space, settings = re.findall(r"```(?:python|yaml)\n(.*?)```", page, re.DOTALL)
+    package = tmp_path / "src" / "supermax"
+    shutil.copytree(SOURCE, package, ignore=shutil.ignore_patterns("__pycache__"))
+    (package / "agents" / "inference.py").write_text(agent)
+    (package / "space" / "catalog" / "inference.yaml").write_text(space)
+    names = package / "agents" / "__init__.py"
+    names.write_text(names.read_text().replace("_ALL = (", line + "_ALL = (INFERENCE,"))
+    (tmp_path / "pairs.yaml").write_text(settings)
+    return tmp_path
+
+
+def run_there(folder: Path, *arguments: str) -> str:
+    env = {**os.environ, "PYTHONPATH": str(folder / "src")}
+    command = [sys.executable, *arguments]
+    return subprocess.run(
+        command, env=env, cwd=folder, check=True, stdout=subprocess.PIPE, text=True
+    ).stdout
+
+
+def test_the_task_of_the_how_to_has_a_space_in_every_preset(with_new_task: Path) -> None:
+    program = (
+        "from supermax.space.presets import preset, presets\n"
+        "print([preset('nli', name).space.name for name in presets()])"
+    )
+    said = run_there(with_new_task, "-c", program)
+    assert ast.literal_eval(said) == ["inference"] * len(presets())
+
+
+@pytest.mark.slow
+def test_the_task_of_the_how_to_is_searched(with_new_task: Path) -> None:
+    facts = [("It rains.", "The street is wet.", "yes"), ("It is dry.", "It rains.", "no")]
+    rows = [f"{a},{b} {n},{relation}" for n in range(30) for a, b, relation in facts]
+    (with_new_task / "pairs.csv").write_text("\n".join(["premise,hypothesis,relation", *rows]))
+    few = ("--trials", "2", "--epochs", "1", "--no-supervisor")
+    run_there(with_new_task, "-m", "supermax", "tune", "pairs.yaml", *few)
+    study = optuna.load_study(study_name="pairs", storage=f"sqlite:///{with_new_task}/supermax.db")
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE", "COMPLETE"]
+    assert all(0 <= trial.value <= 1 for trial in study.trials if trial.value is not None)
+    run_there(with_new_task, "-m", "supermax", "refit", "pairs", "-o", "model")
+    assert (with_new_task / "model" / "config.json").exists()

@@ -1,14 +1,16 @@
 """Run the same faults through Supermax and other projects, and count what each one loses.
 
     python benchmarks/faults/run.py --contenders supermax optuna-threads optuna-processes \\
-        --trials 60 --workers 4 --into results.jsonl
+        --scenarios clean faults --trials 60 --workers 4 --into results.jsonl
     python benchmarks/faults/run.py table results.jsonl
 
-A contender runs the trials once without faults and once with them. With them, its driver is also
-killed (SIGKILL) at three moments, and started again with the same command. A driver that ends too
-early, or makes no progress for --patience seconds, is ended and started again as well: each of
-these restarts is a step that a person has to take. Contenders of other projects need their
-environment: --python syne-tune=PATH.
+Scenarios: `clean`; `faults`, in which trials fail as planned, and the driver is killed (SIGKILL)
+at three moments and started again with the same command; `disk` and `database`, in which the disk
+is full, or PostgreSQL is down, for --outage seconds; `occupied`, in which another process holds
+the GPU's memory (with --gpu). A driver that ends too early, or makes no
+progress for --patience seconds, is ended and started again as well, after an outage: each of these
+restarts is a step that a person has to take. Contenders of other projects need their environment:
+--python syne-tune=PATH.
 """
 
 from __future__ import annotations
@@ -24,20 +26,32 @@ import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
+from outages import SCENARIOS, Outage, Surroundings, surroundings
+from processes import TAG, resident, tagged
 from rich.console import Console
 from rich.table import Table
-from work import PERSISTENT, value_of, write_plan
+from work import (
+    GPU,
+    HARMLESS,
+    PERSISTENT,
+    TRANSIENT,
+    Plan,
+    plan_faults,
+    read_plan,
+    value_of,
+)
 
 DRIVERS = Path(__file__).parent / "drivers"
-TAG = "SUPERMAX_FAULT_SUITE"
 MOMENTS = (0.25, 0.5, 0.75)
 """Shares of the trials that have ended when the driver is killed."""
+OUTAGE_MOMENT = 0.3
+"""Share of the trials that have ended when an outage begins."""
 MAX_RESTARTS = 15
 AFTERWARDS = 10
 """Seconds after the last driver's end in which its processes may still end by themselves."""
@@ -52,14 +66,18 @@ class Contender(NamedTuple):
     """Distributions whose versions are noted."""
     serial: bool = False
     """It runs one trial at a time."""
+    has_database: bool = True
+    """It can keep its study in PostgreSQL."""
 
 
 CONTENDERS = {
     "supermax": Contender("supermax_run.py", packages=("supermax", "optuna")),
     "optuna-threads": Contender("optuna_run.py", ("threads",), packages=("optuna",)),
     "optuna-processes": Contender("optuna_run.py", ("processes",), packages=("optuna",)),
-    "ray-tune": Contender("ray_run.py", packages=("ray", "optuna")),
-    "syne-tune": Contender("syne_tune_run.py", project="syne-tune", packages=("syne-tune",)),
+    "ray-tune": Contender("ray_run.py", packages=("ray", "optuna"), has_database=False),
+    "syne-tune": Contender(
+        "syne_tune_run.py", project="syne-tune", packages=("syne-tune",), has_database=False
+    ),
     "trainer": Contender("trainer_run.py", packages=("transformers", "optuna"), serial=True),
 }
 
@@ -69,7 +87,7 @@ class Outcome:
     """What one run of a contender left."""
 
     contender: str
-    faults: bool
+    scenario: str
     trials: int
     workers: int
     seed: int
@@ -112,20 +130,30 @@ class Harness:
         self.workers = 1 if self.contender.serial else options.workers
         self.steps = 0
         self.gave_up = False
-        self._moments = [round(options.trials * share) for share in MOMENTS]
+        self._outage: Outage | None = None
+        self._outage_end: float | None = None
+        self._kills: list[int] = []
         self._peak = 0
 
-    def run(self, *, with_kills: bool) -> float:
+    def run(self, scenario: str, outage: Outage | None) -> float:
         """Run to the end; return the seconds that it took."""
         started = time.monotonic()
-        moments = list(self._moments) if with_kills else []
-        while not self._run_once(moments):
+        self._outage = outage
+        shares = MOMENTS if scenario == "faults" else ()
+        self._kills = [round(self.options.trials * share) for share in shares]
+        while True:
+            done = self._run_once()
+            while self._outage_end is not None:
+                self._watch_outage(0)
+                time.sleep(0.2)
+            if done:
+                break
             if self.steps > MAX_RESTARTS:
                 self.gave_up = True
                 break
         return time.monotonic() - started
 
-    def _run_once(self, moments: list[int]) -> bool:
+    def _run_once(self) -> bool:
         """Start the driver. Return True if it says itself that it has finished."""
         with (self.folder / "output").open("ab") as output:
             driver = subprocess.Popen(
@@ -134,12 +162,13 @@ class Harness:
             )  # fmt: skip
         progress, since = -1, time.monotonic()
         while driver.poll() is None:
-            self._peak = max(self._peak, sum(_resident(p) for p in self.processes()))
+            self._peak = max(self._peak, sum(resident(p) for p in self.processes()))
             ended, attempts = self._ended(), self._attempts()
-            if ended + attempts != progress:
+            self._watch_outage(ended)
+            if ended + attempts != progress or self._outage_end is not None:
                 progress, since = ended + attempts, time.monotonic()
-            if moments and ended >= moments[0]:
-                moments.pop(0)
+            if self._kills and ended >= self._kills[0]:
+                self._kills.pop(0)
                 driver.kill()
                 driver.wait()
                 time.sleep(1)
@@ -155,7 +184,19 @@ class Harness:
         self.steps += 1
         return False
 
-    def outcome(self, name: str, seconds: float, *, faults: bool) -> Outcome:
+    def _watch_outage(self, ended: int) -> None:
+        """Begin the outage, or end it, when it is time."""
+        if self._outage is None:
+            return
+        if self._outage_end is None:
+            if ended >= round(self.options.trials * OUTAGE_MOMENT):
+                self._outage.begin()
+                self._outage_end = time.monotonic() + self.options.outage
+        elif time.monotonic() > self._outage_end:
+            self._outage.end()
+            self._outage, self._outage_end = None, None
+
+    def outcome(self, name: str, seconds: float, scenario: str, home: Path) -> Outcome:
         deadline = time.monotonic() + AFTERWARDS
         while self.processes() and time.monotonic() < deadline:
             time.sleep(0.2)
@@ -169,13 +210,13 @@ class Harness:
             file.name: int(file.read_text(encoding="utf-8"))
             for file in self.folder.glob("identities/[!.]*")
         }
-        plan = json.loads((self.folder / "plan.json").read_text(encoding="utf-8"))["faults"]
+        plan = read_plan(self.folder).faults
         ended = Counter(json.loads(line)["index"] for line in self._lines())
         values = {index[name]: value for name, value in stored["values"].items()}
         expected = {i for i, fault in enumerate(plan) if fault not in PERSISTENT}
         options = self.options
         return Outcome(
-            contender=name, faults=faults, trials=options.trials, workers=self.workers,
+            contender=name, scenario=scenario, trials=options.trials, workers=self.workers,
             seed=options.seed, expected=len(expected), finished=len(expected & values.keys()),
             lost=sum(i not in values for i in ended if i in expected),
             wrong=sum(values[i] != value_of(i) for i in expected & values.keys()),
@@ -183,14 +224,15 @@ class Harness:
             replaced=sum(i >= len(plan) for i in index.values()),
             running=stored["running"], orphans=orphans, steps=self.steps, gave_up=self.gave_up,
             seconds=round(seconds, 1), peak=self._peak,
-            disk=sum(f.stat().st_size for f in self.folder.rglob("*") if f.is_file()),
+            disk=sum(f.stat().st_size for f in (*home.rglob("*"), self.folder / "output")
+                     if f.is_file()),
             versions=self._versions(),
             machine=f"{platform.machine()}, {os.cpu_count()} cores",
         )  # fmt: skip
 
     def processes(self) -> list[psutil.Process]:
         """Return the living processes that descend from a driver, whatever their parent is now."""
-        return [p for p in psutil.process_iter() if _tag(p) == self.tag]
+        return tagged(self.tag)
 
     def end_all(self) -> None:
         """Kill every process of the run, as a person would who cleans up."""
@@ -236,31 +278,11 @@ class Harness:
         return dict(zip(names, out.split(), strict=False))
 
 
-def _tag(process: psutil.Process) -> str | None:
-    try:
-        if process.status() == psutil.STATUS_ZOMBIE:
-            return None
-        return process.environ().get(TAG)
-    except psutil.Error:
-        return None
-
-
-def _resident(process: psutil.Process) -> int:
-    try:
-        return int(process.memory_info().rss)
-    except psutil.Error:
-        return 0
-
-
-def measure(name: str, options: argparse.Namespace, *, faults: bool) -> Outcome:
+def measure(name: str, options: argparse.Namespace, scenario: str) -> Outcome:
     folder = Path(tempfile.mkdtemp(prefix="faults-"))
     try:
-        write_plan(folder, options.trials, options.seed, options.share * faults, options.seconds)
-        harness = Harness(name, folder, options)
-        try:
-            return harness.outcome(name, harness.run(with_kills=faults), faults=faults)
-        finally:
-            harness.end_all()
+        with surroundings(scenario, folder) as found:
+            return _measure(name, options, scenario, folder, found)
     finally:
         if options.keep:
             print(f"{name}: {folder}", file=sys.stderr)
@@ -268,27 +290,61 @@ def measure(name: str, options: argparse.Namespace, *, faults: bool) -> Outcome:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def _measure(
+    name: str, options: argparse.Namespace, scenario: str, folder: Path, found: Surroundings
+) -> Outcome:
+    share = options.share if scenario == "faults" else 0.0
+    kinds = [f for f in (*TRANSIENT, *HARMLESS, *PERSISTENT) if options.gpu or f not in GPU]
+    faults = plan_faults(options.trials, options.seed, share, kinds)
+    Plan(faults, options.seconds, found.home, found.url, options.gpu).write(folder)
+    harness = Harness(name, folder, options)
+    try:
+        seconds = harness.run(scenario, found.outage)
+        return harness.outcome(name, seconds, scenario, found.home)
+    finally:
+        harness.end_all()
+
+
+TITLES = {
+    "faults": "The same faults",
+    "disk": "The disk is full for a while",
+    "database": "The database is gone for a while",
+    "occupied": "Another process holds the GPU's memory for a while",
+}
+
+
 def show(outcomes: Sequence[Outcome]) -> None:
-    """Print the table of the runs with faults, beside the time without."""
-    clean = {(o.contender, o.trials, o.seed): o.seconds for o in outcomes if not o.faults}
-    table = Table(title="The same faults")
+    """Print a table for each scenario, with the time relative to the clean run."""
+    clean = {_key(o)[1:]: o.seconds for o in outcomes if o.scenario == "clean"}
+    for scenario, title in TITLES.items():
+        if found := [o for o in outcomes if o.scenario == scenario]:
+            Console(width=160).print(_table(title, found, clean))
+
+
+def _table(
+    title: str, outcomes: Sequence[Outcome], clean: Mapping[tuple[str, int, int], float]
+) -> Table:
+    table = Table(title=title)
     columns = (
         "contender", "finished", "lost", "repeated", "replaced", "RUNNING", "orphans",
-        "human steps", "time", "of fault-free", "peak memory", "disk",
+        "human steps", "time", "of clean run", "peak memory", "disk",
     )  # fmt: skip
     for column in columns:
         table.add_column(column, justify="left" if column == "contender" else "right")
     for o in outcomes:
-        if o.faults:
-            alone = clean.get((o.contender, o.trials, o.seed))
-            table.add_row(
-                o.contender + (" (given up)" if o.gave_up else ""),
-                f"{o.finished} of {o.expected}", str(o.lost), str(o.repeated), str(o.replaced),
-                str(o.running), str(o.orphans), str(o.steps), f"{o.seconds:.0f} s",
-                f"{o.seconds / alone:.1f}×" if alone else "", f"{o.peak / 2**20:.0f} MiB",
-                f"{o.disk / 2**20:.0f} MiB",
-            )  # fmt: skip
-    Console(width=160).print(table)
+        alone = clean.get(_key(o)[1:])
+        table.add_row(
+            o.contender + (" (given up)" if o.gave_up else ""),
+            f"{o.finished} of {o.expected}", str(o.lost), str(o.repeated), str(o.replaced),
+            str(o.running), str(o.orphans), str(o.steps), f"{o.seconds:.0f} s",
+            f"{o.seconds / alone:.1f}×" if alone else "", f"{o.peak / 2**20:.0f} MiB",
+            f"{o.disk / 2**20:.0f} MiB",
+        )  # fmt: skip
+    return table
+
+
+def _key(outcome: Outcome) -> tuple[str, str, int, int]:
+    return outcome.scenario, outcome.contender, outcome.trials, outcome.seed
 
 
 def read(file: Path) -> list[Outcome]:
@@ -306,12 +362,15 @@ def main(arguments: Sequence[str]) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=["supermax"])
+    parser.add_argument("--scenarios", nargs="+", choices=SCENARIOS, default=["clean", "faults"])
     parser.add_argument("--trials", type=int, default=60)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=1.0, help="of a trial")
     parser.add_argument("--share", type=float, default=0.5, help="share of trials with a fault")
+    parser.add_argument("--gpu", action="store_true", help="trials work on a GPU")
     parser.add_argument("--patience", type=float, default=60, help="seconds without progress")
+    parser.add_argument("--outage", type=float, default=60, help="seconds of an outage")
     parser.add_argument("--into", type=Path, required=True)
     parser.add_argument("--keep", action="store_true", help="keep the folders of the runs")
     parser.add_argument(
@@ -319,12 +378,14 @@ def main(arguments: Sequence[str]) -> None:
         type=lambda entry: tuple(entry.split("=", 1)),
     )  # fmt: skip
     options = parser.parse_args(arguments)
-    done = {(o.contender, o.faults, o.trials, o.seed) for o in read(options.into)}
-    for name in options.contenders:
-        for faults in (False, True):
-            if (name, faults, options.trials, options.seed) in done:
+    done = {_key(outcome) for outcome in read(options.into)}
+    for scenario in options.scenarios:
+        for name in options.contenders:
+            if (scenario, name, options.trials, options.seed) in done:
                 continue
-            outcome = measure(name, options, faults=faults)
+            if scenario == "database" and not CONTENDERS[name].has_database:
+                continue
+            outcome = measure(name, options, scenario)
             with options.into.open("a", encoding="utf-8") as out:
                 out.write(json.dumps(asdict(outcome)) + "\n")
     show(read(options.into))

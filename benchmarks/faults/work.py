@@ -16,7 +16,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 STEPS = 5
@@ -25,23 +26,57 @@ LEAK = 100 << 20
 """Bytes that a leaking trial never frees."""
 OUTPUT = 20 << 20
 """Bytes that a trial with endless output prints."""
-TRANSIENT = ("SIGSEGV", "SIGKILL", "os._exit", "hang", "out of memory")
+TRANSIENT = ("SIGSEGV", "SIGKILL", "os._exit", "hang", "out of memory", "GPU out of memory")
 """Faults of a trial's first attempt only."""
-HARMLESS = ("memory leak", "endless output", "orphaned grandchild")
+HARMLESS = (
+    "memory leak", "endless output", "orphaned grandchild", "GPU memory leak", "GPU fragmentation",
+)  # fmt: skip
 """Faults that leave the trial its result."""
-PERSISTENT = ("exception", "NaN")
+PERSISTENT = ("exception", "NaN", "device-side assert", "illegal access")
 """Faults of the configuration: the trial can have no result."""
+GPU = (
+    "GPU out of memory", "GPU memory leak", "GPU fragmentation", "device-side assert",
+    "illegal access",
+)  # fmt: skip
+"""Faults that need a GPU."""
 _leaked: list[bytearray] = []
 
 
-def write_plan(folder: Path, trials: int, seed: int, share: float, seconds: float) -> None:
-    """Write which trial has which fault: `share` of them, each kind equally often."""
-    kinds = (*TRANSIENT, *HARMLESS, *PERSISTENT)
+def plan_faults(trials: int, seed: int, share: float, kinds: Sequence[str]) -> list[str]:
+    """Return which trial has which fault: `share` of them, each kind equally often."""
     count = round(trials * share)
     faults = [kinds[i % len(kinds)] for i in range(count)] + ["clean"] * (trials - count)
     random.Random(seed).shuffle(faults)
-    plan = {"faults": faults, "seconds": seconds, "seed": seed}
-    (folder / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
+    return faults
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the trials of a run do."""
+
+    faults: list[str]
+    """Of each trial, in the order in which they first start."""
+    seconds: float
+    """Time of a trial."""
+    home: Path
+    """Folder in which a contender keeps its files."""
+    url: str
+    """Storage of a contender that takes one."""
+    gpu: bool = False
+    """Trials work on a GPU."""
+
+    @property
+    def trials(self) -> int:
+        return len(self.faults)
+
+    def write(self, folder: Path) -> None:
+        text = json.dumps(asdict(self), default=str)
+        (folder / "plan.json").write_text(text, encoding="utf-8")
+
+
+def read_plan(folder: Path) -> Plan:
+    found = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+    return Plan(**{**found, "home": Path(found["home"])})
 
 
 def value_of(index: int) -> float:
@@ -54,18 +89,27 @@ def run_trial(folder: Path, identity: str, report: Callable[[float, int], None])
 
     Trials are numbered in the order in which they first start; the number decides the fault.
     """
-    plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+    plan = read_plan(folder)
     index = _index(folder, identity)
-    fault = plan["faults"][index] if index < len(plan["faults"]) else "clean"
-    is_first = _claim(folder, f"attempt-{index}") == 0
+    fault = plan.faults[index] if index < len(plan.faults) else "clean"
+    is_first = claim(folder, f"attempt-{index}") == 0
     value = value_of(index)
     for step in range(STEPS):
-        time.sleep(plan["seconds"] / STEPS)
+        work(plan.seconds / STEPS, gpu=plan.gpu)
         if step == STEPS // 2 and (is_first or fault not in TRANSIENT):
             value = provoke(fault, value)
         report(value, step)
-    _note(folder, index, value)
+    note(folder, index, value)
     return value
+
+
+def work(seconds: float, *, gpu: bool) -> None:
+    if gpu:
+        import gpu_work
+
+        gpu_work.step(seconds)
+    else:
+        time.sleep(seconds)
 
 
 def provoke(fault: str, value: float) -> float:
@@ -92,6 +136,10 @@ def provoke(fault: str, value: float) -> float:
             sys.stdout.write(line)
     elif fault == "orphaned grandchild":
         subprocess.Popen(["sleep", "3600"], start_new_session=True)
+    elif fault in GPU:
+        import gpu_work
+
+        gpu_work.provoke(fault)
     return value
 
 
@@ -115,14 +163,14 @@ def _index(folder: Path, identity: str) -> int:
     names.mkdir(exist_ok=True)
     known = names / identity
     if not known.exists():
-        number = _claim(folder, "index")
+        number = claim(folder, "index")
         temporary = names / f".{identity}.{os.getpid()}"
         temporary.write_text(str(number), encoding="utf-8")
         temporary.replace(known)
     return int(known.read_text(encoding="utf-8"))
 
 
-def _claim(folder: Path, name: str) -> int:
+def claim(folder: Path, name: str) -> int:
     """Return how often this was called before with the name, in any process."""
     claims = folder / "claims"
     claims.mkdir(exist_ok=True)
@@ -136,7 +184,7 @@ def _claim(folder: Path, name: str) -> int:
             return number
 
 
-def _note(folder: Path, index: int, value: float) -> None:
+def note(folder: Path, index: int, value: float) -> None:
     """Note that a trial has run to its end."""
     line = json.dumps({"index": index, "value": value, "pid": os.getpid()}) + "\n"
     file = os.open(folder / "ended.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT)

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,24 +18,17 @@ import work  # noqa: E402
 
 
 def plan_of(folder: Path, faults: list[str], seconds: float = 0.0) -> Path:
-    plan = {"faults": faults, "seconds": seconds, "seed": 0}
-    (folder / "plan.json").write_text(json.dumps(plan))
+    work.Plan(faults, seconds, home=folder, url="").write(folder)
     return folder
 
 
-def faults_of(folder: Path, **options: Any) -> list[str]:
-    work.write_plan(folder, **{"trials": 40, "seed": 0, "share": 0.5, "seconds": 0.0, **options})
-    found: list[str] = json.loads((folder / "plan.json").read_text())["faults"]
-    return found
-
-
-def test_plan_has_each_fault_equally_often_and_follows_the_seed(tmp_path: Path) -> None:
-    faults = faults_of(tmp_path)
-    kinds = (*work.TRANSIENT, *work.HARMLESS, *work.PERSISTENT)
+def test_plan_has_each_fault_equally_often_and_follows_the_seed() -> None:
+    kinds = [f for f in (*work.TRANSIENT, *work.HARMLESS, *work.PERSISTENT) if f not in work.GPU]
+    faults = work.plan_faults(40, 0, 0.5, kinds)
     assert [faults.count(kind) for kind in kinds] == [2] * 10
     assert faults.count("clean") == 20
-    assert faults == faults_of(tmp_path)
-    assert faults != faults_of(tmp_path, seed=1)
+    assert faults == work.plan_faults(40, 0, 0.5, kinds)
+    assert faults != work.plan_faults(40, 1, 0.5, kinds)
 
 
 def test_a_transient_fault_happens_in_the_first_attempt_only(tmp_path: Path) -> None:
@@ -110,10 +102,9 @@ def test_losses_repetitions_wrong_values_orphans_and_restarts_are_counted(
         f"run.CONTENDERS['bad'] = run.Contender({str(program)!r})\n"
         "run.CONTENDERS['supermax'] = run.CONTENDERS['bad']\n"
         "run.AFTERWARDS = 0.2\n"
-        "run.write_plan = lambda folder, *a: (folder / 'plan.json').write_text(\n"
-        '    \'{"faults": ["clean", "os._exit", "clean", "clean", "clean", "clean"],\'\n'
-        "    '\"seconds\": 0.01}')\n"
-        f"run.main(['--trials', '6', '--into', {str(tmp_path / 'out.jsonl')!r}])"
+        "run.plan_faults = lambda *_: ['clean', 'os._exit', *['clean'] * 4]\n"
+        "run.main(['--trials', '6', '--seconds', '0.01',\n"
+        f"          '--into', {str(tmp_path / 'out.jsonl')!r}])"
     )
     # Own names: its processes are ended by the suite, by their environment.
     subprocess.run([sys.executable, "-c", script], check=True, env=dict(os.environ))
@@ -121,3 +112,42 @@ def test_losses_repetitions_wrong_values_orphans_and_restarts_are_counted(
     outcome = json.loads(lines[0])
     counted = ("finished", "lost", "wrong", "repeated", "running", "orphans", "steps")
     assert [outcome[name] for name in counted] == [5, 1, 1, 1, 1, 1, 1]
+
+
+DISK_DRIVER = """
+import json, pathlib, sys
+sys.path.append({faults!r})
+import work
+folder, part = pathlib.Path(sys.argv[1]), sys.argv[3]
+home = pathlib.Path(json.loads((folder / "plan.json").read_text())["home"])
+if part == "report":
+    values = {{file.name: float(file.read_text()) for file in home.iterdir()}}
+    print(json.dumps(dict(values=values, running=0)))
+    sys.exit()
+for i in range(8):
+    if not (home / str(i)).exists():
+        value = str(work.run_trial(folder, str(i), lambda value, step: None))
+        try:
+            (home / str(i)).write_text(value)
+        except OSError:
+            (home / str(i)).unlink()
+            raise
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a file system")
+def test_a_full_disk_is_freed_before_a_driver_starts_again(tmp_path: Path) -> None:
+    program = tmp_path / "driver.py"
+    program.write_text(DISK_DRIVER.format(faults=str(FAULTS)))
+    script = (
+        f"import sys; sys.path.insert(0, {str(FAULTS)!r}); import run, outages\n"
+        f"run.CONTENDERS['supermax'] = run.Contender({str(program)!r})\n"
+        "outages.DISK = 8 << 20; run.AFTERWARDS = 0\n"
+        "run.main(['--scenarios', 'disk', '--trials', '8', '--seconds', '0.3', '--outage', '2',\n"
+        f"          '--into', {str(tmp_path / 'out.jsonl')!r}])"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, env=dict(os.environ))
+    (line,) = (tmp_path / "out.jsonl").read_text().splitlines()
+    outcome = json.loads(line)
+    counted = ("scenario", "finished", "lost", "repeated", "steps", "gave_up")
+    assert [outcome[name] for name in counted] == ["disk", 8, 0, 1, 1, False]

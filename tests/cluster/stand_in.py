@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,7 +43,7 @@ class Cluster:
         """Exit codes of the tasks that have ended."""
         self.starts: dict[int, int] = {}
         self._batch: dict[int, subprocess.Popen[bytes]] = {}
-        self._closed = False
+        self._closed = threading.Event()
         self._thread = threading.Thread(target=self._control)
 
     @contextlib.contextmanager
@@ -54,7 +53,7 @@ class Cluster:
         try:
             yield self
         finally:
-            self._closed = True
+            self._closed.set()
             self._thread.join()
             for task in list(self._batch):
                 self._end(task)
@@ -74,10 +73,9 @@ class Cluster:
         """Preempt a task: it has `grace` seconds to end."""
         for process in self._processes(task, steps=True):
             _send(process, signal.SIGTERM)
-        deadline = time.monotonic() + grace
-        while task in self._batch and self.starts[task] == 1 and time.monotonic() < deadline:
-            time.sleep(0.05)
-        if self.starts[task] == 1 and task in self._batch:
+        try:
+            self._batch[task].wait(grace)  # it also ends where the task requeues itself
+        except subprocess.TimeoutExpired:
             self.requeue(task)
 
     def announce_time_limit(self, task: int) -> None:
@@ -90,7 +88,7 @@ class Cluster:
         first, last = map(int, self.options["array"].split("-"))
         for task in range(first, last + 1):
             self._start(task)
-        while not self._closed:
+        while not self._closed.wait(0.05):
             for task, batch in list(self._batch.items()):
                 request = self.folder / f"requeue-{task}"
                 if request.exists():
@@ -100,7 +98,6 @@ class Cluster:
                 elif (code := batch.poll()) is not None:
                     self._end(task)
                     self.codes[task] = code
-            time.sleep(0.05)
 
     def _start(self, task: int) -> None:
         self.starts[task] = self.starts.get(task, 0) + 1

@@ -1,4 +1,4 @@
-"""Optuna: `study.optimize` with threads, or in several processes, on a SQLite file.
+"""Optuna: `study.optimize` with threads, or in several processes, on a storage.
 
 As its documentation recommends for runs that may be killed: heartbeats, with a callback that puts
 stale trials back into the queue. MaxTrialsCallback counts completed trials, so that trials without
@@ -15,8 +15,8 @@ import optuna
 from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
 from optuna.study import MaxTrialsCallback
 from optuna.trial import FrozenTrial, Trial, TrialState
-from stored import Stored, drive, trials_of
-from work import run_trial
+from stored import Stored, drive
+from work import read_plan, run_trial
 
 
 def run_threads(folder: Path, workers: int) -> None:
@@ -24,11 +24,14 @@ def run_threads(folder: Path, workers: int) -> None:
 
 
 def run_processes(folder: Path, workers: int) -> None:
-    """Start the processes, as a shell script with `&` and `wait` does."""
+    """Start the processes, as a shell script with `&` and `wait` does. The run has failed if all
+    have died before the last trial."""
     _study(folder)
     program = [sys.executable, __file__, "one", str(folder)]
     for process in [subprocess.Popen(program) for _ in range(workers)]:
         process.wait()
+    if len(report(folder).values) < read_plan(folder).trials:
+        sys.exit("All processes have ended before the last trial.")
 
 
 def _optimize(folder: Path, threads: int) -> None:
@@ -36,7 +39,7 @@ def _optimize(folder: Path, threads: int) -> None:
         trial.suggest_float("x", 0, 1)
         return run_trial(folder, _identity(trial.study.trials[trial.number]), trial.report)
 
-    stop = MaxTrialsCallback(trials_of(folder), states=(TrialState.COMPLETE,))
+    stop = MaxTrialsCallback(read_plan(folder).trials, states=(TrialState.COMPLETE,))
     _study(folder).optimize(objective, n_jobs=threads, callbacks=[stop], catch=(Exception,))
 
 
@@ -54,7 +57,7 @@ def _identity(trial: FrozenTrial) -> str:
 
 def _study(folder: Path) -> optuna.Study:
     storage = RDBStorage(
-        f"sqlite:///{folder}/study.db",
+        read_plan(folder).url,
         heartbeat_interval=2,
         grace_period=6,
         heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(max_retry=3),

@@ -14,8 +14,8 @@ from typing import Any
 import ray
 from ray import tune
 from ray.tune.search.optuna import OptunaSearch
-from stored import Stored, drive, trials_of
-from work import run_trial
+from stored import Stored, drive
+from work import read_plan, run_trial
 
 NAME = "faults"
 
@@ -30,7 +30,8 @@ def trainable(config: dict[str, Any], folder: Path) -> None:
 
 def run(folder: Path, workers: int) -> None:
     ray.init(num_cpus=workers, include_dashboard=False, logging_level=logging.ERROR)
-    path = str(folder / NAME)
+    plan = read_plan(folder)
+    path = str(plan.home / NAME)
     made = tune.with_resources(partial(trainable, folder=folder), {"cpu": 1})
     if tune.Tuner.can_restore(path):
         tuner = tune.Tuner.restore(path, trainable=made, resume_errored=True)
@@ -39,11 +40,11 @@ def run(folder: Path, workers: int) -> None:
             made,
             param_space={"x": tune.uniform(0, 1)},
             tune_config=tune.TuneConfig(
-                metric="value", mode="min", num_samples=trials_of(folder),
+                metric="value", mode="min", num_samples=plan.trials,
                 max_concurrent_trials=workers, search_alg=OptunaSearch(),
             ),
             run_config=tune.RunConfig(
-                name=NAME, storage_path=str(folder), verbose=1,
+                name=NAME, storage_path=str(plan.home), verbose=1,
                 failure_config=tune.FailureConfig(max_failures=3),
             ),
         )  # fmt: skip
@@ -51,7 +52,7 @@ def run(folder: Path, workers: int) -> None:
 
 
 def report(folder: Path) -> Stored:
-    path = folder / NAME
+    path = read_plan(folder).home / NAME
     if not tune.Tuner.can_restore(str(path)):
         return Stored()
     trials = tune.ExperimentAnalysis(str(path)).trials or []

@@ -34,9 +34,3 @@ def drive(run: Callable[[Path, int], None], report: Callable[[Path], Stored]) ->
         run(options.folder, options.workers)
     else:
         print(json.dumps(asdict(report(options.folder))))
-
-
-def trials_of(folder: Path) -> int:
-    """Return the number of trials of the plan."""
-    plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
-    return len(plan["faults"])

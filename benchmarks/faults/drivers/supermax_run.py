@@ -1,4 +1,4 @@
-"""Supermax: `supermax.optimize` on a SQLite file."""
+"""Supermax: `supermax.optimize` on a storage."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-from stored import Stored, drive, trials_of
-from work import run_trial
+from stored import Stored, drive
+from work import read_plan, run_trial
 
 import supermax
 
@@ -18,8 +18,8 @@ def run(folder: Path, workers: int) -> None:
         return run_trial(folder, str(trial.number), trial.report)
 
     supermax.optimize(
-        _study(folder), objective, trials_of(folder), workers=workers, stall_timeout=15,
-        run_dir=folder / "run",
+        _study(folder), objective, read_plan(folder).trials, workers=workers, stall_timeout=15,
+        run_dir=read_plan(folder).home / "run",
     )  # fmt: skip
 
 
@@ -35,7 +35,7 @@ def report(folder: Path) -> Stored:
 
 def _study(folder: Path) -> optuna.Study:
     return optuna.create_study(
-        storage=f"sqlite:///{folder}/study.db", study_name="faults", load_if_exists=True
+        storage=read_plan(folder).url, study_name="faults", load_if_exists=True
     )
 
 

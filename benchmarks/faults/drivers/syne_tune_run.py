@@ -5,19 +5,21 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from stored import Stored, drive, trials_of
+from stored import Stored, drive
 from syne_tune import StoppingCriterion, Tuner
 from syne_tune.backend import LocalBackend
 from syne_tune.backend.trial_status import Status
 from syne_tune.config_space import uniform
 from syne_tune.optimizer.baselines import RandomSearch
+from work import read_plan
 
 NAME = "faults"
 
 
 def run(folder: Path, workers: int) -> None:
-    os.environ["SYNETUNE_FOLDER"] = str(folder / "syne-tune")
-    saved = _saved(folder)
+    plan = read_plan(folder)
+    os.environ["SYNETUNE_FOLDER"] = str(plan.home)
+    saved = _saved(plan.home)
     if saved is not None:
         tuner = Tuner.load(str(saved))
     else:
@@ -26,7 +28,7 @@ def run(folder: Path, workers: int) -> None:
         tuner = Tuner(
             trial_backend=LocalBackend(entry_point=str(script)),
             scheduler=RandomSearch(space, metric="value", mode="min"),
-            stop_criterion=StoppingCriterion(max_num_trials_completed=trials_of(folder)),
+            stop_criterion=StoppingCriterion(max_num_trials_completed=plan.trials),
             n_workers=workers,
             max_failures=1000,
             tuner_name=NAME,
@@ -37,8 +39,9 @@ def run(folder: Path, workers: int) -> None:
 
 
 def report(folder: Path) -> Stored:
-    os.environ["SYNETUNE_FOLDER"] = str(folder / "syne-tune")
-    saved = _saved(folder)
+    home = read_plan(folder).home
+    os.environ["SYNETUNE_FOLDER"] = str(home)
+    saved = _saved(home)
     if saved is None:
         return Stored()
     status = Tuner.load(str(saved)).tuning_status
@@ -52,9 +55,9 @@ def report(folder: Path) -> Stored:
     return Stored(values, running)
 
 
-def _saved(folder: Path) -> Path | None:
+def _saved(home: Path) -> Path | None:
     """Return the folder of the tuner that was saved last."""
-    found = list((folder / "syne-tune").rglob("tuner.dill"))
+    found = list(home.rglob("tuner.dill"))
     return max(found, key=lambda path: path.stat().st_mtime).parent if found else None
 
 

@@ -1,4 +1,4 @@
-"""`Trainer.hyperparameter_search` of transformers with Optuna and a SQLite file."""
+"""`Trainer.hyperparameter_search` of transformers with Optuna and a storage."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import optuna
 import torch
 from optuna.trial import Trial, TrialState
-from stored import Stored, drive, trials_of
+from stored import Stored, drive
 from transformers import Trainer, TrainerCallback, TrainingArguments
-from work import run_trial
+from work import read_plan, run_trial
 
 
 class Tiny(torch.nn.Module):
@@ -47,15 +47,15 @@ def run(folder: Path, workers: int) -> None:
 
     rows = [{"x": torch.ones(1), "labels": torch.zeros(1)}]
     arguments = TrainingArguments(
-        output_dir=str(folder / "trainer"), max_steps=1, report_to=[], save_strategy="no",
-        disable_tqdm=True, use_cpu=True,
+        output_dir=str(read_plan(folder).home / "trainer"), max_steps=1, report_to=[],
+        save_strategy="no", disable_tqdm=True, use_cpu=True,
     )  # fmt: skip
     trainer = Trainer(
         model_init=Tiny, args=arguments, train_dataset=rows, eval_dataset=rows, callbacks=[work]
     )
     done = len(_study(folder).get_trials(deepcopy=False, states=(TrialState.COMPLETE,)))
     trainer.hyperparameter_search(
-        space, lambda _: work.value, n_trials=trials_of(folder) - done, backend="optuna",
+        space, lambda _: work.value, n_trials=read_plan(folder).trials - done, backend="optuna",
         storage=_storage(folder), study_name="faults", load_if_exists=True, catch=(Exception,),
     )  # fmt: skip
 
@@ -68,7 +68,7 @@ def report(folder: Path) -> Stored:
 
 
 def _storage(folder: Path) -> str:
-    return f"sqlite:///{folder}/study.db"
+    return read_plan(folder).url
 
 
 def _study(folder: Path) -> optuna.Study:

@@ -12,7 +12,7 @@ from typing import Any, NotRequired, TypedDict
 import yaml
 
 from supermax._util.text import ended, nearest
-from supermax.agents import agent_of
+from supermax.agents import AGENTS, agent_of
 from supermax.errors import UserError
 from supermax.space.model import Space, choices
 from supermax.space.narrowing import narrowed
@@ -62,7 +62,7 @@ def encoders_in(space: Space) -> list[str]:
 
 
 class PresetSize(TypedDict):
-    """Entry of _presets.yaml."""
+    """Length of a preset, and the folder of its spaces in the catalog."""
 
     trials: dict[str, int]
     epochs: int
@@ -73,7 +73,11 @@ class PresetSize(TypedDict):
 
 def presets() -> dict[str, PresetSize]:
     """Return trials, epochs and patience of each preset, by its name."""
-    return dict(yaml.safe_load((CATALOG / "_presets.yaml").read_text(encoding="utf-8")))
+    read = yaml.safe_load((CATALOG / "_presets.yaml").read_text(encoding="utf-8"))
+    for size in read.values():
+        given = size["trials"]
+        size["trials"] = {agent: given.get(agent, given["default"]) for agent in AGENTS}
+    return dict(read)
 
 
 def preset(

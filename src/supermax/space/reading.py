@@ -20,6 +20,8 @@ from supermax.space.checking import examined
 from supermax.space.model import Space
 
 CATALOG = File(__file__).parent / "catalog"
+TEMPLATE = "_agent.yaml"
+"""Space of the agents that have no file in a folder of the catalog; `{agent}` is the name."""
 _MAX_DEPTH = 10  # of extends
 
 
@@ -35,9 +37,9 @@ def loads(text: str, name: str = "the text") -> Space:
 
 def shipped() -> list[str]:
     """Return the names of the spaces of the package."""
-    files = sorted(CATALOG.rglob("*.yaml"))
-    names = [str(path.relative_to(CATALOG).with_suffix("")) for path in files]
-    return [name for name in names if not name.rsplit("/", 1)[-1].startswith("_")]
+    agents = [path.stem for path in CATALOG.glob("[!_]*.yaml")]
+    folders = [path.parent.name for path in CATALOG.glob(f"*/{TEMPLATE}")]
+    return sorted([*agents, *(f"{folder}/{agent}" for folder in folders for agent in agents)])
 
 
 def _built(tree: Tree) -> Space:
@@ -58,12 +60,17 @@ def _file(source: str | File, above: tuple[File, ...] = ()) -> Tree:
     if path in above or len(above) > _MAX_DEPTH:
         chain = " extends ".join(p.name for p in (*above, path))
         raise UserError(f"The spaces extend each other in a circle: {chain}.")
-    return _read(read_text(path), path, above)
+    text = read_text(path)
+    if path.name == TEMPLATE:
+        text = text.replace("{agent}", File(source).name)
+    return _read(text, path, above)
 
 
 def _find(source: str, beside: File) -> File:
     named = CATALOG / f"{source}.yaml"
-    if source in shipped() or (File(source).name.startswith("_") and named.is_file()):
+    if source in shipped():
+        return named if named.is_file() else named.with_name(TEMPLATE)
+    if File(source).name.startswith("_") and named.is_file():
         return named
     path = beside / File(source).expanduser()
     if path.exists():

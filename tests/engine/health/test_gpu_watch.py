@@ -18,6 +18,7 @@ from supermax.engine import events
 from supermax.engine.processes import gpu_probe
 from supermax.engine.processes.gpu_probe import Probe
 from supermax.errors import EnvironmentFault
+from tests.conftest import eventually
 
 pytestmark = pytest.mark.usefixtures("quick")
 SLOW = pytest.mark.slow
@@ -108,8 +109,7 @@ def test_trials_that_run_on_a_lost_gpu_are_ended_and_run_elsewhere(
         if here() == "1" and not hanging.exists():
             hanging.touch()
             time.sleep(600)
-        while not hanging.exists():
-            time.sleep(0.01)
+        assert eventually(hanging.exists)
         if here() == "1":
             raise RuntimeError(ECC)
         return 1.0

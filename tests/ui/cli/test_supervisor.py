@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -78,7 +79,7 @@ def run(
         code = supervisor.Supervisor(execute, said.append).run()
         return code, "\n".join(said)
 
-    before = {s: signal.getsignal(s) for s in (*STOPS, signal.SIGTTOU)}
+    before = {s: signal.getsignal(s) for s in (*STOPS, signal.SIGCHLD, signal.SIGTTOU)}
     yield supervised
     for signum, handler in before.items():
         signal.signal(signum, handler)
@@ -330,6 +331,20 @@ def test_a_signal_while_the_run_is_being_started_is_not_lost(
 
     monkeypatch.setattr(os, "fork", slow)
     assert run("time.sleep(60)")[0] == 143
+
+
+def test_a_signal_that_another_thread_receives_is_not_lost(
+    tmp_path: Path, run: Callable[[str], tuple[int, str]]
+) -> None:
+    def receive() -> None:
+        eventually((tmp_path / "count").exists)
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+    receiver = threading.Thread(target=receive)
+    receiver.start()
+    code = run("time.sleep(20)")[0]
+    receiver.join()
+    assert code == 143
 
 
 def test_a_signal_that_comes_while_another_is_passed_on_is_not_lost(

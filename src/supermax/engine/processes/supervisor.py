@@ -81,7 +81,7 @@ class Supervisor:
         self._tell = tell
         self._child_pid: int | None = None
         self._asked: int = 0  # the latest stop signal, or 0
-        self._wake_fd = -1
+        self._wake_read_fd = -1  # becomes readable with each signal
         self._original_handlers: dict[int, system.SignalHandler] = {}  # of the forwarded signals
         self._forwarding = False
         self._signals: deque[int] = deque()
@@ -95,23 +95,25 @@ class Supervisor:
         result.
         """
         supervisor = os.getpid()
-        wake_read_fd, self._wake_fd = nonblocking_pipe()
+        self._wake_read_fd, wake_fd = nonblocking_pipe()
         self._original_handlers = {s: signal.getsignal(s) or signal.SIG_DFL for s in _forwarded()}
         self._original_handlers[signal.SIGTERM] = signal.SIG_DFL  # ends the run, even if ignored
         for signum in self._original_handlers:
             signal.signal(signum, self._forward)
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # the child writes to the terminal
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if ignored, waitpid has no exit status
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # wakes; if ignored: no exit status
+        signal.set_wakeup_fd(wake_fd, warn_on_full_buffer=False)
         try:
-            return self._keep_running(wake_read_fd)
+            return self._keep_running()
         finally:
             if os.getpid() == supervisor:
                 for signum in self._original_handlers:  # Python's finalisation resets handlers
                     signal.signal(signum, signal.SIG_IGN)
-            os.close(wake_read_fd)
-            os.close(self._wake_fd)
+                _stop_waking()
+            os.close(self._wake_read_fd)
+            os.close(wake_fd)
 
-    def _keep_running(self, wake_read_fd: int) -> int:
+    def _keep_running(self) -> int:
         deaths = restarts = 0
         while True:
             code, progressed = self._run_once(restarts)
@@ -130,7 +132,7 @@ class Supervisor:
                 f"The run died ({_exit_text(code)}). It restarts in {decision.delay:g} s; "
                 f"finished trials are safe, running ones resume from their checkpoints."
             )
-            if select.select([wake_read_fd], [], [], decision.delay)[0]:
+            if self._asked_within(decision.delay):
                 return 128 + self._asked
 
     def _run_once(self, restarts: int) -> tuple[int, bool]:
@@ -157,16 +159,42 @@ class Supervisor:
             os.close(progress_fd)
 
     def _wait(self, pid: int) -> int:
-        """Wait for the child's end and return its exit code.
+        """Wait for the child's end and return its exit code."""
+        while (status := self._reap(pid)) is None:
+            self._sleep_until_signal()
+        return os.waitstatus_to_exitcode(status)
+
+    def _reap(self, pid: int) -> int | None:
+        """Reap the child if it has ended; return its wait status, or None.
 
         Forwarding stops before the child is reaped: afterwards its pid may be another process's.
         """
         if system.LINUX:
-            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+                return None
             self._child_pid = None
-        status = os.waitpid(pid, 0)[1]
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if not ended:
+            return None
         self._child_pid = None
-        return os.waitstatus_to_exitcode(status)
+        return status
+
+    def _asked_within(self, seconds: float) -> bool:
+        """Wait for a stop signal; return whether one came."""
+        end = time.monotonic() + seconds
+        while not self._asked and (rest := end - time.monotonic()) > 0:
+            self._sleep_until_signal(rest)
+        return bool(self._asked)
+
+    def _sleep_until_signal(self, seconds: float | None = None) -> None:
+        """Sleep until a signal comes, the end of a child included.
+
+        A blocking system call would miss a signal that another thread receives, or that comes
+        just before the call: Python runs handlers in the main thread, between two bytecodes.
+        """
+        if select.select([self._wake_read_fd], [], [], seconds)[0]:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._wake_read_fd, 4096)
 
     def _fork(self, progress_fd: int, restarts: int) -> int:
         """Fork with signals blocked until the child has restored its handlers; return the pid, 0
@@ -183,6 +211,7 @@ class Supervisor:
                 warnings.simplefilter("ignore", DeprecationWarning)
                 pid = os.fork()
             if pid == 0:
+                _stop_waking()
                 os.setpgid(0, 0)  # the terminal sends Ctrl-C to the supervisor alone
                 for signum, handler in self._original_handlers.items():
                     signal.signal(signum, handler)
@@ -207,8 +236,6 @@ class Supervisor:
             self._forwarding = True
             while self._signals:
                 self._asked = self._signals.popleft()
-                with contextlib.suppress(OSError):  # the pipe is full of earlier ones
-                    os.write(self._wake_fd, b".")
                 self._send(self._asked)
             self._forwarding = False
 
@@ -216,6 +243,11 @@ class Supervisor:
         if self._child_pid is not None:
             with contextlib.suppress(OSError):  # it has exited
                 os.kill(self._child_pid, signum)
+
+
+def _stop_waking() -> None:
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def _forwarded() -> list[int]:
