@@ -267,6 +267,11 @@ def test_the_commands_of_the_page_on_lora_run(
     (program,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     facts = run_program(program)
     assert facts["model"].peft_config["default"].modules_to_save
+    Path("one.csv").write_text("asked,what was written\nSleep issues?,I slept badly again\n")
+    sm("predict", "adapter", "one.csv", "-o", "one.jsonl")
+    (found,) = map(json.loads, Path("one.jsonl").read_text().splitlines())
+    given = [found["probabilities"][name] for name in ("no", "yes")]
+    assert facts["logits"].softmax(-1)[0].tolist() == pytest.approx(given, abs=1e-5)
     assert not (tmp_path / "model" / "adapter_config.json").exists()
     answers = [line.split(",")[1] for line in Path("answers.csv").read_text().splitlines()]
     sm("predict", "model", "notes.csv", "-o", "merged.csv")

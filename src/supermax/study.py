@@ -16,7 +16,7 @@ from supermax.engine.summary import Summary
 from supermax.errors import UserError
 from supermax.results.race import RaceRecord
 from supermax.results.records import StudyRecord, TrialRecord, read_record
-from supermax.search.data import taken_from_memory, with_stored
+from supermax.search.data import guessed_agent, taken_from_memory, with_stored
 from supermax.search.prepare import prepare_search
 from supermax.search.preview import describe_plan
 from supermax.search.refit import refit_study
@@ -52,6 +52,9 @@ class Study:
         keywords, or from a file with keywords that override it. Raises UserError with all
         mistakes.
 
+        Without `agent`, the one that fits the columns of the data is chosen, as by
+        `supermax init`. Name it if you name the columns.
+
         `data` may also be a data frame of pandas or polars, or a Dataset or DatasetDict of
         Hugging Face, alone or as `path` beside `columns` and other settings of the data. It is
         written once to the folder supermax-data in `outdir`, where later runs and a refit read
@@ -59,6 +62,8 @@ class Study:
         file = Path(config).expanduser() if isinstance(config, (str, Path)) else None
         given: dict[str, Any] = {**(config if isinstance(config, Mapping) else {}), **settings}
         agent = given.pop("agent", None)
+        if agent is None and file is None:
+            agent = guessed_agent(given)
         data = taken_from_memory(given)
         values = {
             key: Value(value, f"{key} of from_config", "from_config")

@@ -107,3 +107,29 @@ def test_a_frame_is_resumed_and_another_one_refused(tmp_path: Path) -> None:
     assert "data: " in str(caught.value)
     stored = again.study.user_attrs["supermax:settings"]["data"]["path"]
     assert Path(stored).parent == tmp_path / "supermax-data"
+
+
+def test_the_agent_is_guessed_where_neither_agent_nor_columns_are_given(tmp_path: Path) -> None:
+    scores = frame().assign(verdict=[i / 7 for i in range(60)])
+    moods = frame().assign(verdict=[["joy"], ["joy", "anger"]] * 30)
+    frame().to_csv(tmp_path / "notes.csv", index=False)
+    given = {"models": ["tiny"], "outdir": str(tmp_path)}
+    for data, agent in (
+        (frame(), "criteria"),
+        (scores, "regression"),
+        (moods, "multilabel"),
+        (tmp_path / "notes.csv", "criteria"),
+        (str(tmp_path / "notes.csv"), "criteria"),
+        ({"path": scores, "on_bad": "skip"}, "regression"),
+    ):
+        assert Study.from_config(given, data=data).settings.agent == agent
+    assert Study.from_config(given, **{"data.path": scores}).settings.agent == "regression"
+    assert (
+        Study.from_config(given, agent="classification", data=moods).settings.agent == "criteria"
+    )
+    columns = {"text": "said", "label": "verdict"}
+    for named in ({"path": scores, "columns": columns}, "synthetic"):
+        with pytest.raises(UserError, match="No agent is named"):
+            Study.from_config(given, data=named)
+    with pytest.raises(UserError, match=r"notes2\.csv"):
+        Study.from_config(given, data=str(tmp_path / "notes2.csv"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from typing import Any, cast
 
 import optuna
@@ -73,6 +75,16 @@ def test_the_next_commands_name_the_storage(running: int) -> None:
     told = said("criteria", "macro_f1", 0.9, summary, storage="other.db")
     assert told.count("--storage other.db") == 2
     assert ("from their last checkpoint" in told) is bool(running)
+
+
+def test_a_perfect_baseline_is_not_answered_with_more_epochs() -> None:
+    classes = SPLITS.train.classes
+    usual = Counter(example.label for example in classes).most_common(1)[0][0]
+    alike = replace(SPLITS.validation, classes=tuple(e for e in classes if e.label == usual))
+    told = said("criteria", "accuracy", 1.0, splits=replace(SPLITS, validation=alike))
+    assert "majority class), which has accuracy 1.0000. No model can do better" in told
+    assert "more epochs" not in told
+    assert "more epochs" in said("criteria", "accuracy", 0.1)
 
 
 def test_one_that_learns_is_not() -> None:

@@ -10,12 +10,14 @@ from typing import Any
 import optuna
 import pytest
 
+from supermax.errors import UserError
 from supermax.results.records import read_record
 from supermax.results.report.page import page
 from supermax.search.search import Search
 from supermax.space import Space, load, loads
 from supermax.tasks import text_length as module
 from supermax.tasks.data_summary import data_summary
+from supermax.tasks.preflight import check_questions
 from supermax.tasks.truncation import Cut, lengths_in, truncation, truncation_notices
 from supermax.training.data.examples import Corpus, Example
 from supermax.training.data.splits import split
@@ -53,6 +55,25 @@ def test_every_length_of_the_space_is_counted(tmp_path: Path) -> None:
     assert "Of 90 texts to classify" in truncation_notices(found)[0]
     assert f"{found[-1].texts} (33%) at {found[-1].length} tokens" in truncation_notices(found)[0]
     assert counted(90, tmp_path, "evidence") == []
+
+
+def test_windows_that_cannot_advance_name_an_overlap_that_works(tmp_path: Path) -> None:
+    def narrowed(stride: int) -> Space:
+        fixed = {
+            "text.long_texts": {"choices": ["windows"]},
+            "text.max_length": {"choices": [64]},
+            "text.doc_stride": {"choices": [stride]},
+        }
+        return Space(name="walks", parameters={**SPACE.parameters, **fixed})
+
+    parts = split(corpus(30))
+    with pytest.raises(UserError, match="an overlap of 64 leaves no room") as caught:
+        check_questions("criteria", parts, narrowed(64), [find("tiny")], tmp_path)
+    said = str(caught.value)
+    assert "question" not in said
+    advised = re.search(r"--set text.doc_stride=(\d+)\.$", said)
+    assert advised is not None
+    check_questions("criteria", parts, narrowed(int(advised[1])), [find("tiny")], tmp_path)
 
 
 def test_texts_that_become_windows_are_counted_and_not_called_truncated(tmp_path: Path) -> None:

@@ -87,9 +87,7 @@ def taken_from_memory(given: dict[str, Any]) -> StoredTable | None:
 
     Raises UserError for data of another type, and where it cannot be read.
     """
-    data = given.get("data")
-    whole = data if isinstance(data, Mapping) and not is_in_memory(data) else None
-    source = given.get("data.path", data) if whole is None else whole.get("path")
+    source, whole = _source_of(given)
     if source is None or isinstance(source, str):
         return None
     if isinstance(source, Path):
@@ -105,6 +103,30 @@ def taken_from_memory(given: dict[str, Any]) -> StoredTable | None:
     else:
         given["data"] = path if whole is None else {**whole, "path": path}
     return table
+
+
+def _source_of(given: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any] | None]:
+    """Return the data that settings name, and the mapping that names it; None: it stands alone."""
+    data = given.get("data")
+    whole = data if isinstance(data, Mapping) and not is_in_memory(data) else None
+    return (given.get("data.path", data) if whole is None else whole.get("path")), whole
+
+
+def guessed_agent(given: Mapping[str, Any]) -> str | None:
+    """Return the agent that fits the data of settings, as `supermax init` guesses it; None: they
+    name no table, or its columns, whose agent is for the user to say.
+
+    Raises UserError where the data cannot be read.
+    """
+    source, whole = _source_of(given)
+    keys = {*given, *(f"data.{key}" for key in whole or ())}
+    if source is None or any(key.startswith("data.columns") for key in keys):
+        return None
+    named = isinstance(source, str | Path)
+    if named and not _is_table(DataSettings(path=str(source))):
+        return None
+    encoding = (whole or {}).get("encoding", given.get("data.encoding"))
+    return guess_file(source, encoding).agent
 
 
 def with_stored(resolved: Resolved, table: StoredTable) -> Resolved:

@@ -205,9 +205,19 @@ def check_questions(
                 if encoder_limit <= length
                 else "This is the largest length of the space: raise text.max_length."
             )
-            raise UserError(
-                f"{error}\n{limit} Shorten these questions, or leave the rows out."
-            ) from None
+            largest = stride - round(error.by * min(length, encoder_limit))
+            advice = _ways_to_make_room(largest, any(e.question for e in examples))
+            raise UserError(f"{error}\n{limit} {advice}") from None
+
+
+def _ways_to_make_room(largest_stride: int, questions: bool) -> str:
+    """Return what else helps where windows of the space's largest length cannot advance."""
+    shorten = "Shorten these questions, or leave the rows out."
+    if largest_stride < 1:
+        return shorten
+    fewer = max(1, min(64, largest_stride // 4))  # an overlap of a quarter, not the largest
+    lower = f"Or let windows overlap less, such as --set text.doc_stride={fewer}."
+    return f"{lower} {shorten}" if questions else lower
 
 
 def _check_answers(splits: Splits, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:

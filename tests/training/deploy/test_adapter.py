@@ -4,6 +4,7 @@ and trained pooling show whether any part is lost."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from supermax.errors import UserError
 from supermax.training.config import Config
 from supermax.training.deploy.adapter import base_model
 from supermax.training.deploy.export import export, load_exported
-from supermax.training.deploy.exported import Description
+from supermax.training.deploy.exported import Description, read_facts
 from supermax.training.deploy.onnx_export import export_onnx
 from supermax.training.deploy.push import parts_of
 from supermax.training.loop import train
@@ -139,6 +140,17 @@ def test_peft_loads_adapter_and_heads(tmp_path: Path, bases: dict[str, str], age
     assert load_exported(folder).model.unit == prepared.model.unit
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     assert size < 0.5 * 4 * sum(p.numel() for p in prepared.model.parameters())
+
+
+def test_peft_finds_minilm_on_the_hub(tmp_path: Path, bases: dict[str, str]) -> None:
+    """`minilm` is a name of this package alone; `base_model` finds it in the package installed."""
+    prepared, weights = trained(tmp_path / "cache", wanted_for(bases))
+    prepared.sources = tuple(replace(source, name="minilm") for source in prepared.sources)
+    folder = put(tmp_path / "model", prepared, weights, adapter=True)
+    for part in (folder, folder / "encoder"):
+        base = peft.PeftConfig.from_pretrained(str(part)).base_model_name_or_path
+        assert base == "sentence-transformers/all-MiniLM-L6-v2"
+    assert read_facts(folder)["base"]["encoders"] == ["minilm"]
 
 
 def test_peft_alone_loads_the_encoder(tmp_path: Path, bases: dict[str, str]) -> None:

@@ -145,3 +145,13 @@ def test_init_accepts_a_redsm5_folder_and_criteria_needs_no_positions(tmp_path: 
             )
         Path("empty").mkdir()
         assert f"neither {POSTS} nor {ANNOTATIONS}" in sm("init", "empty", code=2)
+
+
+def test_the_study_is_named_after_the_settings_file(tmp_path: Path) -> None:
+    rows = [f"a long walk on day {i},{'yes' if i % 2 else 'no'}" for i in range(20)]
+    (tmp_path / "notes.csv").write_text("\n".join(["text,label", *rows]))
+    with inside(tmp_path):
+        sm("init", "notes.csv", "--models", "tiny")
+        sm("init", "notes.csv", "--models", "tiny", "-o", "second try.yaml")
+        assert Study.from_config("notes.yaml").settings.name == "notes"
+        assert Study.from_config("second try.yaml").settings.name == "second-try"

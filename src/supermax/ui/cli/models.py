@@ -285,6 +285,8 @@ def _check_roles(
 
 def _print_predicted(done: Predicted, columns: Columns) -> None:
     used = ", ".join(f"{role} from '{name}'" for role, name in columns.mapped().items())
+    if columns.labels:
+        used += f", labels from {counted(len(columns.labels), 'column')}"
     remarks = f", {done.skipped} bad rows skipped" if done.skipped else ""
     remarks += f", read as {done.detected}; --encoding sets another" if done.detected else ""
     print(f"{counted(done.rows, 'row')} predicted in {done.out} ({used}{remarks}).")

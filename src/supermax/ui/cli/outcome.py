@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 from typing import TYPE_CHECKING
@@ -54,7 +55,7 @@ def outcome(settings: Settings, tuned: Tuned) -> list[str]:
         *_ended_by_itself(settings, tuned),
         f"{which}: trial {best['trial']} ({best['encoder']}), {values} "
         f"({split}, n={rows_used.count(tuned.agent)}).",
-        *_baseline_warning(settings.agent, titles[0], tuned.trivial_baseline(value), baseline_of),
+        *_baseline_warning(tuned, titles[0], tuned.trivial_baseline(value), baseline_of),
         *_name_storage(settings),
         f"Show it: supermax best {study}{where}",
         f"Train and export it: supermax refit {study}{where}",
@@ -73,15 +74,23 @@ def _ended_by_itself(settings: Settings, tuned: Tuned) -> list[str]:
     ]
 
 
-def _baseline_warning(agent: str, metric: str, baseline: float | None, split: str) -> list[str]:
+def _baseline_warning(tuned: Tuned, metric: str, baseline: float | None, split: str) -> list[str]:
     """Return a sentence on a baseline that is no worse. `split` names the split of the baseline
     where it differs from that of the value."""
     if baseline is None:
         return []
-    kind = ", ".join(target.trivial for target in agent_of(agent).targets)
+    from supermax.training.eval.metrics import METRICS
+
+    kind = ", ".join(target.trivial for target in agent_of(tuned.agent).targets)
+    perfect = 1.0 if METRICS[tuned.objectives[0]].higher else 0.0
+    advice = "Try more epochs, other learning rates or more data."
+    if math.isclose(baseline, perfect, abs_tol=1e-9):
+        advice = (
+            "No model can do better on these rows: use harder ones, or another of `objectives`."
+        )
     return [
         f"That is no better than the trivial baseline ({kind}), which has {metric} "
-        f"{baseline:.4f}{split}. Try more epochs, other learning rates or more data."
+        f"{baseline:.4f}{split}. {advice}"
     ]
 
 
