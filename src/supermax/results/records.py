@@ -32,6 +32,7 @@ from supermax._util.text import metric_title
 from supermax.engine.jobs.job import fault_from
 from supermax.engine.ranking import broken, end_of, front, ranked
 from supermax.engine.sharing.shared_run import RunOfStudy, runs_of
+from supermax.engine.storage.history import fill_cache
 from supermax.engine.storage.locations import find_location
 from supermax.engine.storage.logs import tail_of
 from supermax.engine.storage.run_folder import LedgerEntry, StudyFolder, TrialFolder
@@ -341,6 +342,7 @@ class StudyRecord:
 def read_record(study: Study, run_dir: Path | None = None) -> StudyRecord:
     """Return the study as it is now. `run_dir` is its run folder, if not at the default place."""
     folder = StudyFolder(run_dir or find_location(study).run_dir)
+    fill_cache(study._storage, study._study_id)
     trials = study.get_trials(deepcopy=False)
     runs = tuple(runs_of(study))
     return StudyRecord(study, folder.path, _records(trials, folder, runs), runs)

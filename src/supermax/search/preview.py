@@ -9,7 +9,7 @@ import contextlib
 import shutil
 import textwrap
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median
@@ -77,12 +77,13 @@ def describe_plan(search: Search, verbose: bool = False) -> list[str]:
         f"sampler {settings.sampler}, pruner {settings.pruner}",
         f"Disk        up to {size_text(allowed.total)} of weights and states",
     ]
-    lines += _aligned("Warm start", _warm_start(search, settings))
+    trials = _trials(settings)
+    lines += _aligned("Warm start", _warm_start(search, settings, len(trials)))
     cuts = truncation(settings.agent, splits, fit.space, fit.sources.values(), search.cache)
     lines += _aligned("Truncation", truncation_notices(cuts))
     lines += _aligned("Race", _race(search, settings))
-    lines += _aligned("Time", _remaining_time(settings, workers))
-    lines += _aligned("Memory", _memory_fit(search, settings))
+    lines += _aligned("Time", _remaining_time(settings, workers, trials))
+    lines += _aligned("Memory", _memory_fit(search, settings, trials))
     warnings = [
         *unfit_preset(settings, fit),
         *too_few_cores(settings, workers, system.cores()),
@@ -92,11 +93,11 @@ def describe_plan(search: Search, verbose: bool = False) -> list[str]:
     return [*lines, *origins(resolved, verbose)]
 
 
-def _warm_start(search: Search, settings: Settings) -> list[str]:
+def _warm_start(search: Search, settings: Settings, trials: int) -> list[str]:
     """Return what the search takes from earlier studies."""
     classes = len(search.corpus.label_names) or 2
     names, _ = check_objectives(settings.agent, settings.objectives, classes)
-    before = len(_trials(settings)) or int(search.fit.space.defaults() is not None)
+    before = trials or int(search.fit.space.defaults() is not None)
     return planned(search.earlier, search.fit.space, names, before, settings.trials)
 
 
@@ -176,9 +177,8 @@ def _run_dir(settings: Settings) -> Path:
     return file.parent if file is not None else data_folder()
 
 
-def _remaining_time(settings: Settings, workers: int) -> list[str]:
+def _remaining_time(settings: Settings, workers: int, trials: Sequence[TrialRecord]) -> list[str]:
     """Return the median time of the finished trials, and the time that the remaining ones take."""
-    trials = _trials(settings)
     seconds = [trial.seconds for trial in trials if trial.seconds and trial.state == "COMPLETE"]
     left = settings.trials - finished(trials)
     if not seconds or left <= 0:
@@ -188,7 +188,7 @@ def _remaining_time(settings: Settings, workers: int) -> list[str]:
     return [f"{typical:.3g} s a trial so far: about {rest} for the remaining {left}"]
 
 
-def _memory_fit(search: Search, settings: Settings) -> list[str]:
+def _memory_fit(search: Search, settings: Settings, trials: Sequence[TrialRecord]) -> list[str]:
     """Return the share of the space that fits the device, and the encoders that never fit."""
     cuda, fit = search.resources.has_cuda, search.fit
     budget = search.resources.budget().whole
@@ -209,13 +209,14 @@ def _memory_fit(search: Search, settings: Settings) -> list[str]:
     for name, share in shares.items():
         if share.never == share.all:
             lines.append(f"{name} never fits: it needs at least {size_text(share.smallest)}")
-    return [*lines, *_refused_that_fit(search, settings, budget)]
+    return [*lines, *_refused_that_fit(search, settings, budget, trials)]
 
 
-def _refused_that_fit(search: Search, settings: Settings, budget: int) -> list[str]:
+def _refused_that_fit(
+    search: Search, settings: Settings, budget: int, trials: Sequence[TrialRecord]
+) -> list[str]:
     """Return a line on the trials that were refused as too large and fit into `budget` bytes."""
     log, execution = search.resources.measurement_log(), search.resources.foreseen()
-    trials = _trials(settings)
     repeated = {trial.notes.get("repeats") for trial in trials}
     count = 0
     for trial in trials:

@@ -33,6 +33,7 @@ from supermax.engine.promotion.paused_space import FEWEST
 from supermax.engine.run.checks import check_options, check_stop
 from supermax.engine.run.no_gain import when_to_stop
 from supermax.engine.run.options import Callback, RunOptions
+from supermax.engine.storage.history import fill_cache
 from supermax.engine.storage.locations import find_location
 from supermax.engine.summary import Summary
 from supermax.errors import UserError
@@ -332,6 +333,7 @@ class Search:
     ) -> None:
         """Name the study's values, store the split that they are computed on, and enqueue the
         space's defaults as the first trial, then configurations of earlier studies."""
+        fill_cache(study._storage, study._study_id)
         with explain_write_errors(study._storage):
             name_values(study, titles_of(objectives, self.corpus.label_names))
             if EVALUATED not in study.user_attrs:

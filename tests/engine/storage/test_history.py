@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
@@ -19,8 +21,9 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 import supermax
 from supermax._util.attributes import ORIGIN
 from supermax.engine.run import progress
+from supermax.engine.storage import history as history_module
 from supermax.engine.storage import patient
-from supermax.engine.storage.history import TrialHistory, reader
+from supermax.engine.storage.history import TrialHistory, fill_cache, reader
 from supermax.engine.storage.patience import Patience
 from supermax.engine.storage.patient import PatientStorage
 from supermax.space.migration.bulk_write import add_trials
@@ -57,7 +60,7 @@ def test_history_has_what_the_storage_has(kind: str, tmp_path: Path) -> None:
     study = optuna.create_study(storage=STORAGES[kind](tmp_path))
     storage, study_id = study._storage, study._study_id
     history, chance = TrialHistory(study_id), random.Random(0)
-    read, running = reader(storage, study_id), []
+    read, running = reader(storage, history), []
     for _ in range(40):
         match chance.choice(["ask", "ask", "enqueue", "tell", "tell", "read"]):
             case "ask":
@@ -76,6 +79,59 @@ def test_history_has_what_the_storage_has(kind: str, tmp_path: Path) -> None:
         assert history.select(states) == storage.get_all_trials(study_id, states=states)
     finished = [trial for trial in storage.get_all_trials(study_id) if trial.state.is_finished()]
     assert sorted(history.finished) == sorted(finished)
+
+
+@pytest.fixture
+def many(url: str, monkeypatch: pytest.MonkeyPatch) -> optuna.Study:
+    """Study that another program has filled with more trials than are read at once."""
+    monkeypatch.setattr(history_module, "_BLOCK", 4)
+    study = optuna.create_study(storage=url, study_name="test")
+    for i in range(14):
+        trial = study.ask()
+        trial.suggest_float("x", 0, 1)
+        trial.suggest_categorical("flag", [False, True] if i % 2 else [0, 1])
+        trial.set_user_attr("result", {"parts": [{"size": i}]})
+        if i % 5:
+            study.tell(trial, float(i))
+    return study
+
+
+def test_a_study_is_read_in_blocks_and_equal_parts_are_kept_once(
+    many: optuna.Study, url: str
+) -> None:
+    storage = optuna.storages.get_storage(url)
+    history = TrialHistory(many._study_id)
+    read = reader(storage, history)
+    history.update(read())
+    assert history.trials == many.trials
+    assert {t.number for t in history.unfinished()} == {0, 5, 10}
+    odd = [trial for trial in history.finished if trial.number % 2]
+    assert len({id(trial.distributions["x"]) for trial in history.finished}) == 1
+    assert len({id(trial.distributions["flag"]) for trial in odd}) == 1
+    assert odd[0].distributions["flag"].choices == (False, True)  # equal to 0 and 1, and another
+    many.tell(5, 1.0)
+    many.enqueue_trial({"x": 0.5})
+    history.update(read())
+    assert history.trials == many.trials
+
+
+def test_a_read_that_fails_midway_is_done_again(
+    many: optuna.Study, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = optuna.storages.get_storage(url)
+    assert isinstance(storage, _CachedStorage)
+    real, calls = storage._backend._get_trials, itertools.count()
+
+    def failing(*args: Any, **options: Any) -> list[FrozenTrial]:
+        if next(calls) == 2:
+            raise sqlalchemy.exc.OperationalError("SELECT", {}, Exception("locked"))
+        return real(*args, **options)
+
+    monkeypatch.setattr(storage._backend, "_get_trials", failing)
+    with pytest.raises(sqlalchemy.exc.OperationalError):
+        fill_cache(storage, many._study_id)
+    fill_cache(storage, many._study_id)
+    assert storage.get_all_trials(many._study_id) == many.trials
 
 
 def test_own_writes_are_seen_at_once_and_those_of_others_soon(

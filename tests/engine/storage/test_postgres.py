@@ -235,7 +235,7 @@ def test_run_waits_for_a_silent_server_and_emits_a_notice(
 
     summary = supermax.optimize(study, short_trial, 4, progress=listen, callbacks=[freeze])
     assert summary.trials["COMPLETE"] == 4
-    assert said == ["Waiting for the study's storage: its server is silent."]
+    assert {*said} == {"Waiting for the study's storage: its server is silent."}  # or machine
 
 
 def test_silent_server_ends_the_run_with_a_message_and_the_next_resumes(

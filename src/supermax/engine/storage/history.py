@@ -6,14 +6,22 @@ read looks at new trials and at those that were unfinished before; everything el
 
 from __future__ import annotations
 
+import itertools
+import sys
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
 
+from optuna.distributions import BaseDistribution
 from optuna.storages import BaseStorage
-from optuna.storages._cached_storage import _CachedStorage
+from optuna.storages._cached_storage import _CachedStorage, _StudyInfo
+from optuna.storages._rdb.models import TrialModel
 from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy import select
 
 _UNFINISHED = (TrialState.RUNNING, TrialState.WAITING)
+_BLOCK = 100
+"""Trials that are read at once. Reading one takes several times the memory that it occupies
+afterwards, which a process rarely returns."""
 
 
 class TrialHistory:
@@ -27,6 +35,7 @@ class TrialHistory:
         """Finished trials in the order in which they were seen. It only grows: a consumer that
         remembers its length finds the new ones at the end."""
         self._unfinished: set[int] = set()  # numbers
+        self.parts = EqualParts()
 
     def update(self, found: Mapping[int, FrozenTrial] | Sequence[FrozenTrial]) -> None:
         """Take over what a read has found: all trials of the study, by number."""
@@ -41,6 +50,7 @@ class TrialHistory:
         self.trials[trial.number] = trial
         if trial.state.is_finished():
             self._unfinished.discard(trial.number)
+            self.parts.share(trial)
             self.finished.append(trial)
 
     def add(self, trial: FrozenTrial) -> bool:
@@ -71,16 +81,71 @@ class TrialHistory:
         return [trial for trial in self.trials if trial.state in states]
 
 
+class EqualParts:
+    """Parts that many trials have in common, each kept once: less than half of the memory."""
+
+    def __init__(self) -> None:
+        self._distributions: dict[str, BaseDistribution] = {}
+
+    def share(self, trial: FrozenTrial) -> None:
+        """Replace names and distributions of a trial by the equal ones of earlier trials."""
+        trial.distributions = {
+            sys.intern(name): self._distributions.setdefault(repr(distribution), distribution)
+            for name, distribution in trial.distributions.items()
+        }
+        trial.params = {sys.intern(name): value for name, value in trial.params.items()}
+        trial.user_attrs = {name: _interned(value) for name, value in trial.user_attrs.items()}
+
+
+def _interned(value: object) -> object:
+    """Return a value from JSON whose keys are those of other values."""
+    if isinstance(value, dict):
+        return {sys.intern(key): _interned(each) for key, each in value.items()}
+    return [_interned(each) for each in value] if isinstance(value, list) else value
+
+
 def reader(
-    storage: BaseStorage, study_id: int
+    storage: BaseStorage, history: TrialHistory
 ) -> Callable[[], Mapping[int, FrozenTrial] | Sequence[FrozenTrial]]:
     """Return the function that reads the trials of a study, for `TrialHistory.update`."""
     if isinstance(storage, _CachedStorage):
-        return partial(_from_cache, storage, study_id)
-    return partial(storage.get_all_trials, study_id, deepcopy=False)
+        return partial(_from_cache, storage, history)
+    return partial(storage.get_all_trials, history.study_id, deepcopy=False)
 
 
-def _from_cache(storage: _CachedStorage, study_id: int) -> Mapping[int, FrozenTrial]:
+def _from_cache(storage: _CachedStorage, history: TrialHistory) -> Mapping[int, FrozenTrial]:
     """Return the trials of Optuna's cache after it has fetched the changed ones, unsorted."""
-    storage._read_trials_from_remote_storage(study_id)
-    return storage._studies[study_id].trials
+    fill_cache(storage, history.study_id, history.parts)
+    storage._read_trials_from_remote_storage(history.study_id)
+    return storage._studies[history.study_id].trials
+
+
+def fill_cache(storage: BaseStorage, study_id: int, parts: EqualParts | None = None) -> None:
+    """Fetch all trials into the cache of Optuna's storage if it has none of the study yet.
+
+    It reads block by block: the cache alone would read all at once, and occupy several times the
+    memory. If a read fails, the cache is empty again."""
+    if not isinstance(storage, _CachedStorage):
+        return
+    study = storage._studies.setdefault(study_id, _StudyInfo())
+    if study.trials:
+        return
+    query = select(TrialModel.trial_id).where(TrialModel.study_id == study_id)
+    with storage._backend.engine.connect() as connection:
+        ids = list(connection.scalars(query.order_by(TrialModel.trial_id)))
+    if not ids:
+        return
+    parts = parts or EqualParts()
+    study.last_finished_trial_id = ids[-1]  # the cache fetches later ones, and unfinished ones
+    try:
+        for start in range(0, len(ids), _BLOCK):
+            before = len(study.trials)
+            study.unfinished_trial_ids.update(ids[start : start + _BLOCK])
+            storage._read_trials_from_remote_storage(study_id)
+            for trial in itertools.islice(study.trials.values(), before, None):
+                parts.share(trial)
+    except BaseException:
+        study.trials.clear()
+        study.unfinished_trial_ids.clear()
+        study.last_finished_trial_id = -1
+        raise
