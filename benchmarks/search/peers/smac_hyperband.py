@@ -54,7 +54,8 @@ class Smac:
                 break
             self._tell(info, number)
         self._running[number] = info
-        return number, dict(info.config)
+        values = dict(info.config)  # of numpy's types, some of them
+        return number, {name: getattr(v, "item", lambda v=v: v)() for name, v in values.items()}
 
     def report(self, trial: int, epoch: int, loss: float) -> bool:
         self._reached[trial] = epoch
