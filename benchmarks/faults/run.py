@@ -29,7 +29,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 from outages import SCENARIOS, Outage, Surroundings, surroundings
@@ -105,6 +105,8 @@ class Outcome:
     """Trials beyond the planned ones."""
     running: int
     """Trials stored as running, after the last driver has ended."""
+    unreadable: bool
+    """The contender cannot read its own storage any more."""
     orphans: int
     """Processes left `AFTERWARDS` seconds after that."""
     steps: int
@@ -202,17 +204,14 @@ class Harness:
             time.sleep(0.2)
         orphans = len(self.processes())
         self.end_all()
-        printed = subprocess.run(
-            self._command("report"), env=self._environment(), check=True, capture_output=True
-        ).stdout
-        stored = json.loads(printed.decode().strip().splitlines()[-1])
+        stored = self._stored()
         index = {
             file.name: int(file.read_text(encoding="utf-8"))
             for file in self.folder.glob("identities/[!.]*")
         }
         plan = read_plan(self.folder).faults
         ended = Counter(json.loads(line)["index"] for line in self._lines())
-        values = {index[name]: value for name, value in stored["values"].items()}
+        values = {index[name]: v for name, v in (stored or {"values": {}})["values"].items()}
         expected = {i for i, fault in enumerate(plan) if fault not in PERSISTENT}
         options = self.options
         return Outcome(
@@ -222,13 +221,23 @@ class Harness:
             wrong=sum(values[i] != value_of(i) for i in expected & values.keys()),
             repeated=sum(count > 1 for count in ended.values()),
             replaced=sum(i >= len(plan) for i in index.values()),
-            running=stored["running"], orphans=orphans, steps=self.steps, gave_up=self.gave_up,
+            running=(stored or {"running": 0})["running"], unreadable=stored is None, orphans=orphans, steps=self.steps, gave_up=self.gave_up,
             seconds=round(seconds, 1), peak=self._peak,
             disk=sum(f.stat().st_size for f in (*home.rglob("*"), self.folder / "output")
                      if f.is_file()),
             versions=self._versions(),
             machine=f"{platform.machine()}, {os.cpu_count()} cores",
         )  # fmt: skip
+
+    def _stored(self) -> dict[str, Any] | None:
+        """Return what the contender has stored; None if it cannot read that itself."""
+        reported = subprocess.run(
+            self._command("report"), env=self._environment(), stdout=subprocess.PIPE, text=True
+        )
+        if reported.returncode:
+            return None
+        found: dict[str, Any] = json.loads(reported.stdout.strip().splitlines()[-1])
+        return found
 
     def processes(self) -> list[psutil.Process]:
         """Return the living processes that descend from a driver, whatever their parent is now."""
@@ -334,7 +343,7 @@ def _table(
     for o in outcomes:
         alone = clean.get(_key(o)[1:])
         table.add_row(
-            o.contender + (" (given up)" if o.gave_up else ""),
+            o.contender + " (given up)" * o.gave_up + " (unreadable)" * o.unreadable,
             f"{o.finished} of {o.expected}", str(o.lost), str(o.repeated), str(o.replaced),
             str(o.running), str(o.orphans), str(o.steps), f"{o.seconds:.0f} s",
             f"{o.seconds / alone:.1f}×" if alone else "", f"{o.peak / 2**20:.0f} MiB",
