@@ -221,7 +221,8 @@ class Harness:
             wrong=sum(values[i] != value_of(i) for i in expected & values.keys()),
             repeated=sum(count > 1 for count in ended.values()),
             replaced=sum(i >= len(plan) for i in index.values()),
-            running=(stored or {"running": 0})["running"], unreadable=stored is None, orphans=orphans, steps=self.steps, gave_up=self.gave_up,
+            running=(stored or {"running": 0})["running"], unreadable=stored is None,
+            orphans=orphans, steps=self.steps, gave_up=self.gave_up,
             seconds=round(seconds, 1), peak=self._peak,
             disk=sum(f.stat().st_size for f in (*home.rglob("*"), self.folder / "output")
                      if f.is_file()),
