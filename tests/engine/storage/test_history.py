@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import itertools
 import random
 from collections.abc import Callable, Iterator
@@ -34,6 +35,10 @@ STORAGES: dict[str, Callable[[Path], BaseStorage]] = {
     "memory": lambda path: optuna.storages.InMemoryStorage(),
     "journal": lambda path: optuna.storages.JournalStorage(JournalFileBackend(f"{path}/log")),
 }
+
+
+class Key(enum.StrEnum):
+    RATE = "rate"
 
 
 def completed(n: int) -> list[FrozenTrial]:
@@ -115,14 +120,29 @@ def test_a_study_is_read_in_blocks_and_equal_parts_are_kept_once(
     assert history.trials == many.trials
 
 
-def test_a_read_that_fails_midway_is_done_again(
+def test_names_that_are_no_plain_text_stay_in_a_storage_in_memory() -> None:
+    study = optuna.create_study(storage=optuna.storages.InMemoryStorage())
+    trial = study.ask()
+    trial.suggest_float(Key.RATE, 0, 1)
+    trial.set_user_attr("counts", {0: 5, Key.RATE: [{1: 2}]})
+    study.tell(trial, 1.0)
+    history = TrialHistory(study._study_id)
+    history.update(reader(study._storage, history)())
+    assert history.finished == study.trials
+    assert history.finished[0].user_attrs == {"counts": {0: 5, "rate": [{1: 2}]}}
+
+
+def test_a_read_that_fails_midway_leaves_nothing_and_is_done_again(
     many: optuna.Study, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Other threads read the same cache meanwhile: they must find all of the trials, or none."""
     storage = optuna.storages.get_storage(url)
     assert isinstance(storage, _CachedStorage)
     real, calls = storage._backend._get_trials, itertools.count()
+    seen = []
 
     def failing(*args: Any, **options: Any) -> list[FrozenTrial]:
+        seen.append(len(storage._studies[many._study_id].trials))
         if next(calls) == 2:
             raise sqlalchemy.exc.OperationalError("SELECT", {}, Exception("locked"))
         return real(*args, **options)
@@ -130,7 +150,11 @@ def test_a_read_that_fails_midway_is_done_again(
     monkeypatch.setattr(storage._backend, "_get_trials", failing)
     with pytest.raises(sqlalchemy.exc.OperationalError):
         fill_cache(storage, many._study_id)
+    first = many.trials[0]
+    assert storage.get_trial(first._trial_id) == first
     fill_cache(storage, many._study_id)
+    assert set(seen) == {0}
+    monkeypatch.setattr(storage._backend, "_get_trials", real)
     assert storage.get_all_trials(many._study_id) == many.trials
 
 

@@ -6,15 +6,15 @@ read looks at new trials and at those that were unfinished before; everything el
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
 
 from optuna.distributions import BaseDistribution
-from optuna.storages import BaseStorage
+from optuna.storages import BaseStorage, RDBStorage
 from optuna.storages._cached_storage import _CachedStorage, _StudyInfo
 from optuna.storages._rdb.models import TrialModel
+from optuna.storages._rdb.storage import _create_scoped_session
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy import select
 
@@ -90,18 +90,24 @@ class EqualParts:
     def share(self, trial: FrozenTrial) -> None:
         """Replace names and distributions of a trial by the equal ones of earlier trials."""
         trial.distributions = {
-            sys.intern(name): self._distributions.setdefault(repr(distribution), distribution)
+            _name(name): self._distributions.setdefault(repr(distribution), distribution)
             for name, distribution in trial.distributions.items()
         }
-        trial.params = {sys.intern(name): value for name, value in trial.params.items()}
+        trial.params = {_name(name): value for name, value in trial.params.items()}
         trial.user_attrs = {name: _interned(value) for name, value in trial.user_attrs.items()}
 
 
 def _interned(value: object) -> object:
-    """Return a value from JSON whose keys are those of other values."""
+    """Return a value whose keys are those of other values."""
     if isinstance(value, dict):
-        return {sys.intern(key): _interned(each) for key, each in value.items()}
+        return {_name(key): _interned(each) for key, each in value.items()}
     return [_interned(each) for each in value] if isinstance(value, list) else value
+
+
+def _name(key: str) -> str:
+    """Return the equal name of earlier trials. A storage in memory may hold keys of other types:
+    they stay."""
+    return sys.intern(key) if type(key) is str else key
 
 
 def reader(
@@ -121,31 +127,34 @@ def _from_cache(storage: _CachedStorage, history: TrialHistory) -> Mapping[int, 
 
 
 def fill_cache(storage: BaseStorage, study_id: int, parts: EqualParts | None = None) -> None:
-    """Fetch all trials into the cache of Optuna's storage if it has none of the study yet.
+    """Read all trials into the cache of Optuna's storage if it has read none of the study yet.
 
-    It reads block by block: the cache alone would read all at once, and occupy several times the
-    memory. If a read fails, the cache is empty again."""
+    It reads block by block: Optuna reads all at once, and occupies several times the memory. Other
+    threads find all of the trials in the cache or, also if a read fails, none."""
     if not isinstance(storage, _CachedStorage):
         return
-    study = storage._studies.setdefault(study_id, _StudyInfo())
-    if study.trials:
-        return
+    with storage._lock:
+        study = storage._studies.setdefault(study_id, _StudyInfo())
+        if study.unfinished_trial_ids or study.last_finished_trial_id >= 0:
+            return
+        trials = _read_in_blocks(storage._backend, study_id, parts or EqualParts())
+        storage._add_trials_to_cache(study_id, trials)
+        finished = [trial._trial_id for trial in trials if trial.state.is_finished()]
+        study.unfinished_trial_ids = {trial._trial_id for trial in trials}.difference(finished)
+        study.last_finished_trial_id = max(finished, default=-1)
+
+
+def _read_in_blocks(backend: RDBStorage, study_id: int, parts: EqualParts) -> list[FrozenTrial]:
+    """Return the trials of a study that are in a database, in the order of their ids."""
     query = select(TrialModel.trial_id).where(TrialModel.study_id == study_id)
-    with storage._backend.engine.connect() as connection:
-        ids = list(connection.scalars(query.order_by(TrialModel.trial_id)))
-    if not ids:
-        return
-    parts = parts or EqualParts()
-    study.last_finished_trial_id = ids[-1]  # the cache fetches later ones, and unfinished ones
-    try:
-        for start in range(0, len(ids), _BLOCK):
-            before = len(study.trials)
-            study.unfinished_trial_ids.update(ids[start : start + _BLOCK])
-            storage._read_trials_from_remote_storage(study_id)
-            for trial in itertools.islice(study.trials.values(), before, None):
-                parts.share(trial)
-    except BaseException:
-        study.trials.clear()
-        study.unfinished_trial_ids.clear()
-        study.last_finished_trial_id = -1
-        raise
+    with _create_scoped_session(backend.scoped_session) as session:
+        ids = list(session.scalars(query.order_by(TrialModel.trial_id)))
+    trials = []
+    for start in range(0, len(ids), _BLOCK):
+        block = set(ids[start : start + _BLOCK])
+        # The answer also has trials that are newer than all of these: the next read finds them.
+        found = backend._get_trials(study_id, None, block, ids[-1])
+        for trial in (trial for trial in found if trial._trial_id in block):
+            parts.share(trial)
+            trials.append(trial)
+    return trials
