@@ -87,7 +87,7 @@ def optimize(
         stall_timeout: Seconds without a message of a trial, once it has reported, before it is
             retried.
         retries: Number of times a trial is run again after a crash, a stall or out of memory.
-            Kills from outside do not count, nor do smaller plans of a `planner`.
+            Kills from outside do not count, nor do new plans of a `planner`.
         devices: GPUs over which trials are distributed, as in CUDA_VISIBLE_DEVICES.
         run_dir: Folder of logs, outcomes and checkpoints. Default: a folder beside the study's
             file, or in the user's data folder.

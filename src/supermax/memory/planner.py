@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from supermax._util.text import counted, size_text
 from supermax.memory.estimate import EVALUATED, PLAIN, Correction, Need, Split, need
@@ -67,13 +66,6 @@ class Failed:
     """Bytes that it was allowed to use."""
 
 
-class Failure(NamedTuple):
-    """Memory of a split that ran out of it, and its need by the formula."""
-
-    memory: int
-    needed: int
-
-
 @dataclass(frozen=True)
 class NoPlan:
     """Result where nothing fits, not even a micro-batch of 1 with activation checkpointing."""
@@ -117,9 +109,8 @@ def plan(
         offloaded = replace(tightest, best_on_host=True)
         candidates.append(_plan_of(spec, offloaded, correction, measured))
     candidates = _no_slower_than_smaller(candidates)
-    bounds = [Failure(f.memory, need(spec, f.split).total) for f in failed]
-    found = [p for p in candidates if p.need.total <= budget and _promising(p, bounds)]
-    found = found or _with_more_memory(candidates, bounds, budget)
+    found = [p for p in candidates if p.need.total <= budget and _promising(p, failed)]
+    found = found or _with_more_memory(candidates, failed, budget)
     if found:
         best = min(found, key=_preference)
         return replace(best, why=_why(best, candidates[0], budget))
@@ -130,20 +121,20 @@ def plan(
 
 
 def _with_more_memory(
-    candidates: Sequence[Plan], failed: Sequence[Failure], budget: int
+    candidates: Sequence[Plan], failed: Sequence[Failed], budget: int
 ) -> list[Plan]:
     """Return the promising plans among those with more memory than their estimate, at last the
     tightest one with the whole budget."""
     found = []
     for plan in candidates:
-        close = [f.memory for f in failed if _HALF * f.needed <= _needed(plan)]
+        close = [f.memory for f in failed if not _needs_less(plan, f, _HALF)]
         memory = _GROWTH * max([plan.need.reserved, *close])
         found += _given(plan, min(memory, budget - plan.need.context))
     promising = [plan for plan in found if _promising(plan, failed, _HALF)]
     if promising:
         return promising
     tightest = min(candidates, key=lambda plan: plan.need.total)
-    tried = max((f.memory for f in failed if f.needed <= _needed(tightest)), default=0)
+    tried = max((f.memory for f in failed if not _needs_less(tightest, f, 1.0)), default=0)
     whole = budget - tightest.need.context
     return _given(tightest, whole) if whole >= _RETRY_FACTOR * tried else []
 
@@ -179,18 +170,20 @@ def _why(chosen: Plan, whole: Plan, budget: int) -> str:
     return "an earlier attempt ran out of memory"
 
 
-def _promising(plan: Plan, failed: Iterable[Failure], share: float = _CLEARLY_SMALLER) -> bool:
+def _promising(plan: Plan, failed: Iterable[Failed], share: float = _CLEARLY_SMALLER) -> bool:
     """Return True if, compared with every split that failed, the plan needs less than `share`, or
     gets clearly more memory."""
-    needed = _needed(plan)
     return all(
-        plan.need.reserved >= _RETRY_FACTOR * f.memory or needed < share * f.needed for f in failed
+        plan.need.reserved >= _RETRY_FACTOR * f.memory or _needs_less(plan, f, share)
+        for f in failed
     )
 
 
-def _needed(plan: Plan) -> int:
-    """Return the need of a plan by the formula alone, which later measurements do not change."""
-    return need(plan.spec, plan.split).total
+def _needs_less(plan: Plan, failed: Failed, share: float) -> bool:
+    """Return True if the plan needs less than `share` of a split that failed, by the formula
+    alone, which later measurements do not change."""
+    spec = plan.spec
+    return need(spec, plan.split).total < share * need(spec, failed.split).total
 
 
 def _preference(plan: Plan) -> tuple[bool, float, bool, int, bool]:

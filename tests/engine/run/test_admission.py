@@ -296,7 +296,7 @@ class Stubborn(Room):
     ("step", "attempts", "why"),
     [
         (0, 1, "a plan that was too large before."),
-        pytest.param(1, 31, "30 smaller plans ran out of memory as well.", marks=pytest.mark.slow),
+        pytest.param(1, 31, "30 more plans ran out of memory as well.", marks=pytest.mark.slow),
     ],
 )
 def test_planner_without_smaller_plans_ends_the_trial(

@@ -127,10 +127,10 @@ class Admission:
         return None
 
     def replan(self, job: Job) -> Replan | Prune:
-        """Plan a trial again that ran out of memory; Prune: nothing smaller is left."""
+        """Plan a trial again that ran out of memory; Prune: no plan is left."""
         job.discard_plan()
         if len(job.failed_plans) > MOST_REPLANS:
-            return infeasible(Refusal(f"{MOST_REPLANS} smaller plans ran out of memory as well."))
+            return infeasible(Refusal(f"{MOST_REPLANS} more plans ran out of memory as well."))
         if (refused := self.provide(job)) is not None:
             return infeasible(refused)
         if job.provision is not None and job.provision.plan in job.failed_plans:
