@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import optuna
@@ -44,6 +45,16 @@ def test_all_four_agents_are_there_in_every_form() -> None:
     folders = ("", "classic/", "demo/", "standard/", "modern/")
     wanted = {f"{folder}{agent}" for folder in folders for agent in AGENTS}
     assert set(shipped()) == wanted
+
+
+def test_the_template_of_the_package_is_no_space_and_a_like_named_file_is_read_as_it_is(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(UserError, match="no space file"):
+        load("classic/_agent")
+    own = tmp_path / "_agent.yaml"
+    own.write_text('extends: criteria\ndescription: "Of {agent}"')
+    assert load(own).description == "Of {agent}"
 
 
 def test_the_effective_batch_is_searched_and_execution_is_not() -> None:

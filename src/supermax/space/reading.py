@@ -61,7 +61,7 @@ def _file(source: str | File, above: tuple[File, ...] = ()) -> Tree:
         chain = " extends ".join(p.name for p in (*above, path))
         raise UserError(f"The spaces extend each other in a circle: {chain}.")
     text = read_text(path)
-    if path.name == TEMPLATE:
+    if path.name == TEMPLATE and path.is_relative_to(CATALOG):
         text = text.replace("{agent}", File(source).name)
     return _read(text, path, above)
 
@@ -70,7 +70,7 @@ def _find(source: str, beside: File) -> File:
     named = CATALOG / f"{source}.yaml"
     if source in shipped():
         return named if named.is_file() else named.with_name(TEMPLATE)
-    if File(source).name.startswith("_") and named.is_file():
+    if File(source).name.startswith("_") and named.is_file() and named.name != TEMPLATE:
         return named
     path = beside / File(source).expanduser()
     if path.exists():

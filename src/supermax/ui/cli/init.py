@@ -233,7 +233,8 @@ def _name(path: Path) -> str:
 
 
 def _study_name(place: Path) -> str:
-    """Return the name of a study from its settings file: two files never share a study."""
+    """Return the name of a study from its settings file: a second file for the same data has a
+    study of its own."""
     return _plain(place.stem)
 
 
