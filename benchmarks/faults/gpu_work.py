@@ -67,7 +67,8 @@ class OccupiedGpu:
             [sys.executable, __file__], stdout=subprocess.PIPE, text=True
         )
         assert self._process.stdout is not None
-        self._process.stdout.readline()
+        if not self._process.stdout.readline():
+            raise RuntimeError("The process that takes the GPU's memory has died.")
 
     def end(self) -> None:
         assert self._process is not None

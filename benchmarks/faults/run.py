@@ -138,22 +138,29 @@ class Harness:
         self._peak = 0
 
     def run(self, scenario: str, outage: Outage | None) -> float:
-        """Run to the end; return the seconds that it took."""
+        """Run to the end; return the seconds that it took. Raises RuntimeError if the outage has
+        not begun by then: the numbers would be those of a run without one."""
         started = time.monotonic()
         self._outage = outage
         shares = MOMENTS if scenario == "faults" else ()
         self._kills = [round(self.options.trials * share) for share in shares]
-        while True:
-            done = self._run_once()
-            while self._outage_end is not None:
-                self._watch_outage(0)
-                time.sleep(0.2)
-            if done:
-                break
-            if self.steps > MAX_RESTARTS:
-                self.gave_up = True
-                break
+        try:
+            while not self.gave_up and not self._run_once():
+                self._sit_out_outage()
+                self.gave_up = self.steps > MAX_RESTARTS
+            self._sit_out_outage()
+        finally:
+            if self._outage is not None and self._outage_end is not None:
+                self._outage.end()
+        if self._outage is not None and not self.gave_up:
+            raise RuntimeError("The run ended before its outage: use more --trials or --seconds.")
         return time.monotonic() - started
+
+    def _sit_out_outage(self) -> None:
+        """Wait until an outage that has begun is over."""
+        while self._outage_end is not None:
+            self._watch_outage(0)
+            time.sleep(0.2)
 
     def _run_once(self) -> bool:
         """Start the driver. Return True if it says itself that it has finished."""
@@ -388,6 +395,8 @@ def main(arguments: Sequence[str]) -> None:
         type=lambda entry: tuple(entry.split("=", 1)),
     )  # fmt: skip
     options = parser.parse_args(arguments)
+    if "occupied" in options.scenarios and not options.gpu:
+        parser.error("the scenario occupied takes a GPU's memory: it needs --gpu")
     done = {_key(outcome) for outcome in read(options.into)}
     for scenario in options.scenarios:
         for name in options.contenders:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -15,6 +20,20 @@ FAULTS = Path(__file__).parents[2] / "benchmarks" / "faults"
 sys.path.append(str(FAULTS))
 
 import work  # noqa: E402
+
+
+def _suite() -> ModuleType:
+    """Return the module of the suite: `import run` finds that of other benchmarks."""
+    spec = spec_from_file_location("faults_run", FAULTS / "run.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+run = _suite()
 
 
 def plan_of(folder: Path, faults: list[str], seconds: float = 0.0) -> Path:
@@ -151,3 +170,66 @@ def test_a_full_disk_is_freed_before_a_driver_starts_again(tmp_path: Path) -> No
     outcome = json.loads(line)
     counted = ("scenario", "finished", "lost", "repeated", "steps", "gave_up")
     assert [outcome[name] for name in counted] == ["disk", 8, 0, 1, 1, False]
+
+
+@dataclass
+class RecordedOutage:
+    moments: list[str] = field(default_factory=list)
+
+    def begin(self) -> None:
+        self.moments.append("begin")
+
+    def end(self) -> None:
+        self.moments.append("end")
+
+
+def harness(folder: Path, monkeypatch: pytest.MonkeyPatch, driver: str) -> Any:
+    """Return the harness of a driver of 10 trials."""
+    (folder / "driver.py").write_text(driver)
+    monkeypatch.setitem(run.CONTENDERS, "supermax", run.Contender(str(folder / "driver.py")))
+    options = argparse.Namespace(trials=10, workers=1, outage=60, patience=60, python=[])
+    return run.Harness("supermax", folder, options)
+
+
+def test_a_run_that_is_over_before_its_outage_is_no_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outage = RecordedOutage()
+    with pytest.raises(RuntimeError, match="before its outage"):
+        harness(tmp_path, monkeypatch, "").run("disk", outage)
+    assert not outage.moments
+
+
+def test_an_outage_ends_also_where_the_benchmark_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outage = RecordedOutage()
+    interrupted = harness(tmp_path, monkeypatch, "import time; time.sleep(60)")
+    (tmp_path / "ended.jsonl").write_text("{}\n" * 3)
+
+    def attempts() -> int:
+        if outage.moments:
+            raise KeyboardInterrupt
+        return 0
+
+    real, started = subprocess.Popen, []
+
+    def start(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(real(*arguments, **options))
+        return started[-1]
+
+    monkeypatch.setattr(interrupted, "_attempts", attempts)
+    monkeypatch.setattr(subprocess, "Popen", start)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            interrupted.run("disk", outage)
+    finally:
+        interrupted.end_all()
+        started[0].wait()
+    assert outage.moments == ["begin", "end"]
+
+
+def test_memory_of_a_gpu_is_taken_only_from_trials_that_use_one(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        run.main(["--scenarios", "occupied", "--into", str(tmp_path / "out.jsonl")])
+    assert not (tmp_path / "out.jsonl").exists()
