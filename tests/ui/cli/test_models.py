@@ -156,6 +156,22 @@ def test_a_file_without_texts_names_its_columns_and_the_option(playground: Path)
     assert "2 rows predicted" in sm(*args, "--text", "body", "--question", "asked")
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("body,asked\n", "has no rows"),
+        ("body,asked\n\xff\xfe,so?\n", "is not UTF-8 text"),
+        (9 * "on that day we walked in the park together,0\n", "no header"),
+    ],
+)
+def test_advice_to_name_a_column_is_not_given_where_it_is_no_help(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    (tmp_path / "file.csv").write_bytes(text.encode("latin-1"))
+    with pytest.raises(UserError, match=said):
+        chosen_columns(tmp_path / "file.csv", None, {}, {"text": "text"}, asks=False)
+
+
 def test_a_bad_row_is_left_out_as_advised(playground: Path) -> None:
     rows = "\n".join(f"it was day {i} and nothing happened,asked" for i in range(20))
     (playground / "rows.csv").write_text(f"text,asked\n{rows}\n,asked\n")

@@ -12,6 +12,7 @@ from supermax.training.data.bad_rows import BadRows
 from supermax.training.data.columns import Columns
 from supermax.training.data.guessing import guess_file
 from supermax.training.data.inputs.reading import read_rows
+from supermax.training.data.rows import NoTexts
 
 _TO_PREDICT = ("question", "text", "id", "label", "answer", "answer_start", "split")
 
@@ -32,7 +33,7 @@ def chosen_columns(
     chosen: dict[str, Any] = {role: own for role, own in given.items() if own is not None}
     try:
         guessed = guess_file(path, encoding)
-    except UserError:
+    except UserError as error:
         try:
             in_file = set(read_rows(path, BadRows(), encoding).columns)
         except UserError:
@@ -46,6 +47,8 @@ def chosen_columns(
         wanted = _TO_PREDICT if asks else _TO_PREDICT[1:]
         same = {role: known[role] for role in wanted if known.get(role) in in_file}
         if "text" not in same:
+            if not isinstance(error, NoTexts):  # such as no rows: to name a column is no help
+                raise
             raise UserError(
                 f"{path} has no column that holds texts, as far as can be guessed. Name it with "
                 f"--text; there are {', '.join(map(one_line, sorted(in_file)))}."

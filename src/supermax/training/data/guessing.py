@@ -16,7 +16,6 @@ from supermax.agents.multilabel import MULTILABEL
 from supermax.agents.regression import REGRESSION
 from supermax.agents.share import SHARE
 from supermax.agents.token_classification import TOKEN_CLASSIFICATION
-from supermax.errors import UserError
 from supermax.training.data.answers import is_whole
 from supermax.training.data.bad_rows import BadRows
 from supermax.training.data.classes import are_numbers, separator_of, why_no_classes
@@ -26,7 +25,7 @@ from supermax.training.data.entities.guessing import TaggedColumns, tagged_colum
 from supermax.training.data.inputs.reading import Source, read_rows
 from supermax.training.data.label_sets import parts_of
 from supermax.training.data.names import is_name
-from supermax.training.data.rows import CSV, Rows, check_header, plain
+from supermax.training.data.rows import CSV, NoTexts, Rows, check_header, plain
 
 _NAMES = {
     "text": ("text", "note", "post", "sentence", "content", "body", "document", "message"),
@@ -157,7 +156,7 @@ def _guess_tagged(table: Rows, tagged: TaggedColumns, bad: BadRows) -> Guessed:
         text = named or next(iter(_longest(left)), None)
         why = "by its name" if named else "the longest texts"
         if text is None:
-            raise UserError(f"{table.file} has no column that holds texts.")
+            raise NoTexts(f"{table.file} has no column that holds texts.")
     found = [Guess("text", text, why)]
     left.pop(text, None)
     if tagged.label is not None:
@@ -292,7 +291,7 @@ def _take_inputs(roles: _Roles, file: str) -> None:
         roles.take(role, _named(role, left, _VALID[role]), (), "")
     roles.take("text", _named("text", left, _has_words), _longest(left), "the longest texts")
     if "text" not in roles.found:
-        raise UserError(f"{file} has no column that holds texts.")
+        raise NoTexts(f"{file} has no column that holds texts.")
     words = roles.cells_of("text")
     answer = _named("answer", left, lambda own: _are_parts(own, words))
     quoted = [name for name, own in left.items() if _are_parts(own, words) and _has_words(own)]

@@ -78,6 +78,10 @@ def require(table: Rows, columns: Iterable[str], bad: BadRows) -> bool:
     return not missing
 
 
+class NoTexts(UserError):
+    """Error: no column of a table is recognised as one that holds texts."""
+
+
 def check_header(table: Rows) -> None:
     """Raise UserError if the first line of a CSV file is a row and not the columns' names."""
     if table.form != CSV or not any(_is_cell(name, table) for name in table.columns):
