@@ -214,6 +214,19 @@ def test_where_sigchld_is_ignored_deaths_are_seen(tmp_path: Path) -> None:
     assert said.count("SIGKILL") == 2
 
 
+def test_where_sigchld_is_blocked_deaths_are_seen(tmp_path: Path) -> None:
+    """A program inherits the signal mask of the one that starts it."""
+    blocked = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])\n"
+    (tmp_path / "program.py").write_text(PROGRAM + "sys.exit(4)")
+    process = subprocess.Popen(
+        [sys.executable, "-c", blocked + RUNNER], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert finish(process)[0] == 4
+    finally:
+        process.kill()
+
+
 def test_term_ends_the_run_also_where_it_was_ignored_from_the_start(tmp_path: Path) -> None:
     program = "pathlib.Path('ready').touch()\ntime.sleep(60)"
     process = start(tmp_path, program, ignored=(signal.SIGTERM,))

@@ -102,6 +102,7 @@ class Supervisor:
             signal.signal(signum, self._forward)
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # the child writes to the terminal
         signal.signal(signal.SIGCHLD, lambda *_: None)  # wakes; if ignored: no exit status
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])  # if inherited as blocked
         signal.set_wakeup_fd(wake_fd, warn_on_full_buffer=False)
         try:
             return self._keep_running()
