@@ -44,12 +44,17 @@ def provoke(fault: str) -> None:
 
 
 def _fragment(size: int) -> None:
-    """Keep a thousandth of each block of memory, so that the allocator can return none."""
-    block = 64 << 20
+    """Keep a part of each block of memory, so that the allocator can return none.
+
+    Tensors of up to 1 MiB come from blocks of their own, and would split none of these. Each part
+    is taken while its block is the only free one: its rest is in use until the end."""
+    block, part = 64 << 20, 2 << 20
+    rests = []
     for _ in range(size // block):
-        whole = _empty(block - (1 << 16))
-        _kept.append(_empty(1 << 16))
+        whole = _empty(block)
         del whole
+        _kept.append(_empty(part))
+        rests.append(_empty(block - part))
 
 
 def _empty(size: int) -> torch.Tensor:
