@@ -26,7 +26,7 @@ from supermax._util import system
 from supermax._util.attributes import MINILM, SETTINGS
 from supermax.results.records import read_record
 from supermax.results.report.collect import collect
-from supermax.search.preview import _remaining_time
+from supermax.search.preview import _remaining_time, _trials
 from supermax.search.settings.resolving import Value
 from supermax.space import load, narrowed, space_of
 from supermax.ui.cli.opening import the_study
@@ -376,8 +376,8 @@ def test_tune_prints_its_plan_and_resumes(playground: Path) -> None:
     assert "--workers)" not in again
     assert "2 finished trials in the study (2 COMPLETE). This run: 0" in again
     settings = resolved("notes.yaml", {"trials": Value(102, "here")})[0].settings
-    assert "s a trial so far" in _remaining_time(settings, workers=2)[0]
-    assert "for the remaining 100" in _remaining_time(settings, workers=2)[0]
+    assert "s a trial so far" in _remaining_time(settings, 2, _trials(settings))[0]
+    assert "for the remaining 100" in _remaining_time(settings, 2, _trials(settings))[0]
 
 
 def test_a_report_has_the_data_the_baselines_and_the_refit_and_its_file_searches_again(

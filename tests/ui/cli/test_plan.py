@@ -127,9 +127,9 @@ def test_a_cpu_machine_gets_no_advice_about_gpu_packages(
     search = prepare_search(wanted)
     for name in ("HostBudget", "GpuBudget"):
         monkeypatch.setattr(resources, name, lambda _: SimpleNamespace(whole=0))
-    (on_cpu,) = preview._memory_fit(search, wanted.settings)
+    (on_cpu,) = preview._memory_fit(search, wanted.settings, [])
     on_gpus = replace(search, execution=Execution(device="cuda"))
-    (on_gpu,) = preview._memory_fit(on_gpus, wanted.settings)
+    (on_gpu,) = preview._memory_fit(on_gpus, wanted.settings, [])
     assert on_cpu == "cannot be read, and is not planned: set --gpu-memory"
     assert "pip install nvidia-ml-py, or set --gpu-memory" in on_gpu
 
