@@ -25,7 +25,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from multiprocessing import get_context
@@ -207,16 +207,16 @@ def run_searches(options: argparse.Namespace, trainer: Trainer) -> None:
     todo = [key for key in wanted if key not in done]
     print(f"{len(wanted) - len(todo)} of {len(wanted)} searches are done.", flush=True)
     deadline = time.monotonic() + options.seconds
+    running: set[Future[Search]] = set()
     pool = ProcessPoolExecutor(options.together, mp_context=get_context("spawn"))
     with _shared(WORKERS * options.together), pool, options.into.open("a") as out:
-        running = [pool.submit(search, key, trainer) for key in todo]
-        for ended in as_completed(running):
-            if not ended.cancelled():
-                out.write(json.dumps(asdict(ended.result())) + "\n")
-                out.flush()
-            if time.monotonic() > deadline:
-                for each in running:
-                    each.cancel()
+        while running or (todo and time.monotonic() < deadline):
+            while todo and len(running) < options.together and time.monotonic() < deadline:
+                running.add(pool.submit(search, todo.pop(0), trainer))
+            ended, running = wait(running, return_when=FIRST_COMPLETED)
+            for each in ended:
+                out.write(json.dumps(asdict(each.result())) + "\n")
+            out.flush()
 
 
 # Winners.

@@ -232,6 +232,25 @@ def test_a_script_whose_objective_uses_its_globals(tmp_path: Path, url: str) -> 
     assert trials[2].user_attrs["best"] == min(values[:2])
 
 
+@pytest.mark.slow
+def test_a_script_that_searches_in_spawned_processes(tmp_path: Path) -> None:
+    """The script's own names are in the module `__mp_main__` there."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import multiprocessing, optuna, supermax\n"
+        "class Objective:\n"
+        "    def __call__(self, trial): return trial.suggest_float('x', -10, 10) ** 2\n"
+        "def search(number):\n"
+        "    study = optuna.create_study()\n"
+        "    return supermax.optimize(study, Objective(), n_trials=2, progress=False).finished\n"
+        "if __name__ == '__main__':\n"
+        "    with multiprocessing.get_context('spawn').Pool(2) as pool:\n"
+        "        print(pool.map(search, range(2)))\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[2, 2]\n", done.stderr
+
+
 # Modules that import what they hold when it is asked for.
 
 

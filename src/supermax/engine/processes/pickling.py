@@ -77,6 +77,8 @@ def pickle_objective(objective: Callable[..., object], study: Study) -> bytes:
 
 
 def _dumps(obj: object, study: Study) -> bytes:
+    if (script := sys.modules.get("__mp_main__")) is not None:  # `__main__` of a spawned process
+        cloudpickle.register_pickle_by_value(script)
     buffer = io.BytesIO()
     _Pickler(buffer, study).dump(obj)
     return buffer.getvalue()
