@@ -12,7 +12,7 @@ import torch
 from supermax.training.loop import Result, train
 from supermax.training.prepare import Prepared, prepare
 from supermax.training.steps.execution import Execution
-from tests.gpu.test_training import FAMILIES
+from tests.gpu.test_training import FAMILIES, dropouts
 from tests.training.corpora import Quiet, Stopped, config, corpus_for
 from tests.training.draws import drawn
 from tests.training.steps.test_cuda_graphs import AGENTS, OPTIMIZERS, SILENT, many_widths
@@ -190,7 +190,7 @@ def test_compiled_layers_serve_other_dropout_rates(tmp_path: Path, family: str) 
 
     def trained(dropout: float, how: str) -> list[float]:
         wanted = config(
-            encoder={"name": family, "dropout": dropout, "attention_dropout": dropout / 2},
+            encoder={"name": family, **dropouts(family, dropout, dropout / 2)},
             head={"dropout": 0.0}, train={"epochs": 3}, optim={"lr": 1e-3},
         )  # fmt: skip
         compiled = how.startswith("compiled")

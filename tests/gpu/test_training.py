@@ -25,6 +25,12 @@ GPU = Execution(device="cuda", precision="bf16")
 FAMILIES = sorted(set(architectures.TINY) - {"tiny"})
 
 
+def dropouts(family: str, hidden: float, attention: float) -> dict[str, float]:
+    """Return settings of dropout. EuroBERT has dropout in its attention only."""
+    rates = {"dropout": hidden, "attention_dropout": attention}
+    return {"attention_dropout": attention} if family == "tiny-eurobert" else rates
+
+
 @pytest.mark.parametrize("agent", ["criteria", "evidence", "share", "joint"])
 def test_every_agent_trains_in_bf16(tmp_path: Path, agent: str) -> None:
     wanted = config(agent, train={"epochs": 15, "effective_batch": 8}, optim={"lr": 3e-3})
@@ -52,7 +58,7 @@ def test_activation_checkpointing_repeats_dropout_masks(tmp_path: Path, family: 
     for saving in (False, True):
         execution = replace(GPU, checkpoint_activations=saving, captured=False)
         wanted = config(
-            encoder={"name": family, "dropout": 0.2, "attention_dropout": 0.3},
+            encoder={"name": family, **dropouts(family, 0.2, 0.3)},
             train={"epochs": 2},
         )
         prepared = prepare(
