@@ -11,6 +11,8 @@ Prints, for the tasks of the tuning half:
     rates         the same for learning rates, in tenths of their range
     preset        how many of the best tenth are outside the ranges of the preset `standard`
     selection     best configuration of one seed, and what its other seeds and the test split give
+    race          test score of the winner of a race with one fresh seed, less that of the best
+                  configuration of the first seed, for two rules that choose the winner
     surrogates    error of the two predictions of left-out configurations (surrogates.py)
 
 The value of a training is its best validation macro F1, as in a search, or the test macro F1 of
@@ -246,6 +248,36 @@ def selection_rows(lines: Lines, names: Sequence[str]) -> Iterator[list[str]]:
         yield [name, str(top[0]), *(f"{cell:.3f}" for cell in cells)]
 
 
+def race_rows(lines: Lines, names: Sequence[str]) -> Iterator[list[str]]:
+    """Yield what a race of the best five of ten configurations changes in the test score.
+
+    The ten are drawn from the best 20, which have three seeds: the first one is that of the
+    search, one decides the race, and the other one gives the test score.
+    """
+    yield ["task", "rule", "difference in test", "at least as high"]
+    for name in names:
+        top = [int(i) for i in best(lines, name, 20 / len(configurations()))]
+        seeds = [[training(lines, name, i, seed=s) for s in SEEDS] for i in top]
+        scores = np.array([[value(line) for line in found] for found in seeds])
+        test = np.array([[value(line, "test") for line in found] for found in seeds])
+        error = np.sqrt(2 * np.mean(np.var(scores, axis=1, ddof=1)))  # of a difference
+        random = np.random.default_rng(0)
+        drawn = [sorted(random.choice(20, 10, replace=False))[:5] for _ in range(_RESAMPLES)]
+        for rule, margin in (("best mean", 0.0), ("within one standard error", error)):
+            found = [
+                test[winner_of(five, scores[:, race], margin), other] - test[five[0], other]
+                for five, (race, other) in itertools.product(drawn, ((0, 1), (1, 0)))
+            ]
+            share = np.mean(np.array(found) >= 0)
+            yield [name, rule, f"{np.mean(found):+.4f}", f"{share:.2f}"]
+
+
+def winner_of(contestants: Sequence[int], scores: np.ndarray, margin: float) -> int:
+    """Return the first contestant whose score is at most `margin` below the best one."""
+    lead = max(scores[i] for i in contestants)
+    return next(i for i in contestants if lead - scores[i] <= margin)
+
+
 def surrogate_rows(lines: Lines, names: Sequence[str]) -> Iterator[list[str]]:
     """Yield the errors of predictions of left-out configurations."""
     yield ["task", "surrogate", "Spearman of lowest loss", "error of lowest loss",
@@ -267,6 +299,7 @@ PARTS: dict[str, Callable[[Lines, Sequence[str]], Iterator[list[str]]]] = {
     "rates": lr_rows,
     "preset": preset_rows,
     "selection": selection_rows,
+    "race": race_rows,
     "surrogates": surrogate_rows,
 }
 

@@ -71,3 +71,10 @@ def test_parts_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     assert printed.startswith("\nepochs\ntask")
     assert "\nrates\nlearning rate" in printed
+
+
+def test_a_winner_is_the_first_within_the_margin() -> None:
+    scores = np.array([0.5, 0.7, 0.72, 0.9])
+    assert curves.winner_of([0, 1, 2], scores, 0.0) == 2
+    assert curves.winner_of([0, 1, 2], scores, 0.03) == 1
+    assert curves.winner_of([0, 1, 2], scores, 0.3) == 0

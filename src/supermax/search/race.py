@@ -1,5 +1,6 @@
 """Race of the best configurations at the end of a search: each is trained with fresh seeds, or on
-the folds of a cross-validation, and the best mean wins.
+the folds of a cross-validation. The best of the search within one standard error of the best mean
+wins.
 
 study ──contestants──▶ race_state() ──schedule──▶ run on the race's own study ──scores──▶ again …
                            └──▶ RaceRecord, an attribute of the study

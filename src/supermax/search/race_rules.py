@@ -34,7 +34,7 @@ class RaceRules:
     interval of the winner misses its mean."""
 
     @property
-    def looks(self) -> int:
+    def comparisons(self) -> int:
         """Number of times that contestants may be stopped."""
         return max(1, len(self.seeds) - self.fewest)
 
@@ -93,10 +93,7 @@ def race_state(
         racing = [c for c in racing if c not in worse]
         if len(racing) < 2:
             break
-    winner = None
-    if not missing and racing:
-        best = max(racing, key=lambda c: _mean(used[c]))  # the first of equal ones
-        winner = best if math.isfinite(_mean(used[best])) else None
+    winner = None if missing else _winner(racing, used)
     sign = 1 if maximize else -1
     spread = _spread(list(used.values()))
     return RaceState(
@@ -120,29 +117,46 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values) if values else -math.inf
 
 
+def _winner(racing: Sequence[int], used: Mapping[int, Sequence[float]]) -> int | None:
+    """Return the first contestant within one standard error of the best mean; None: every one
+    failed with some seed. `racing`: contestants in the order of the search."""
+    means = {c: _mean(used[c]) for c in racing}
+    lead = max(means.values(), default=-math.inf)
+    if not math.isfinite(lead):
+        return None
+    errors = [error for error, _ in _errors_of_difference(racing, used)]
+    margin = min(errors, default=0.0) + _ROUNDING * abs(lead)
+    return next(c for c in racing if lead - means[c] <= margin)
+
+
 def _clearly_worse(
     racing: Sequence[int], used: Mapping[int, Sequence[float]], rules: RaceRules
 ) -> set[int]:
     """Return the contestants that are worse than the leader by more than chance allows.
 
     `used` has the scores of all contestants. The leader is chosen by the same scores, so every
-    ordered pair of contestants counts as a test, at every look.
+    ordered pair of contestants counts as a test, at every comparison.
     """
-    rows = {c: used[c] for c in racing}
-    means = {c: _mean(row) for c, row in rows.items()}
-    lead, count = max(means.values()), len(used[racing[0]])
+    means = {c: _mean(used[c]) for c in racing}
+    lead = max(means.values())
     if not math.isfinite(lead):
         return set()
-    complete = [row for row in rows.values() if math.isfinite(_mean(row))]
-    tail = rules.level / (rules.looks * _TESTS * len(used) * (len(used) - 1))
-    spreads = [_spread(list(used.values())), _paired_spread(complete)]
-    margins = [
-        t_quantile(tail, freedom) * math.sqrt(2 * variance / count)
-        for variance, freedom in spreads
-        if freedom
-    ]
+    tail = rules.level / (rules.comparisons * _TESTS * len(used) * (len(used) - 1))
+    errors = _errors_of_difference(racing, used)
+    margins = [t_quantile(tail, freedom) * error for error, freedom in errors]
     margin = min(margins, default=math.inf) + _ROUNDING * abs(lead)
     return {c for c, mean in means.items() if lead - mean > margin}
+
+
+def _errors_of_difference(
+    racing: Sequence[int], used: Mapping[int, Sequence[float]]
+) -> list[tuple[float, int]]:
+    """Return the standard error of the difference of two means, not paired and paired by seed,
+    each with its degrees of freedom, where there are any."""
+    complete = [used[c] for c in racing if math.isfinite(_mean(used[c]))]
+    spreads = [_spread(list(used.values())), _paired_spread(complete)]
+    count = len(used[racing[0]])
+    return [(math.sqrt(2 * variance / count), freedom) for variance, freedom in spreads if freedom]
 
 
 def t_quantile(tail: float, freedom: int) -> float:
