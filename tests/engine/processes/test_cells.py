@@ -348,6 +348,27 @@ def test_a_seed_set_at_import_holds_in_every_cell(study: optuna.Study, module: A
     assert [trial.user_attrs["drawn"] for trial in study.trials] == [expected] * 2
 
 
+@pytest.mark.parametrize("draws", [1, 20_000])
+def test_draws_at_import_set_no_seed(study: optuna.Study, module: Any, draws: int) -> None:
+    drawing = module(
+        "drawing",
+        f"""
+        import random
+        import numpy as np
+        number = [random.random() for _ in range({draws})][0]
+        np.random.random(3), np.random.standard_normal()
+
+        def objective(trial):
+            trial.set_user_attr("drawn", [random.random(), float(np.random.random())])
+            return 0.0
+        """,
+    )
+    supermax.optimize(study, drawing.objective, n_trials=2, progress=False)
+    one, other = (trial.user_attrs["drawn"] for trial in study.trials)
+    assert one[0] != other[0]
+    assert one[1] != other[1]
+
+
 def test_data_of_the_objective_is_shared_by_forks(study: optuna.Study) -> None:
     data = np.ones(10_000_000)
 

@@ -19,8 +19,6 @@ import gc
 import importlib
 import json
 import os
-import pickle
-import random
 import selectors
 import signal
 import socket
@@ -35,6 +33,7 @@ from pathlib import Path
 from supermax._util import system
 from supermax._util.importing import gc_paused
 from supermax._util.text import counted
+from supermax.engine.processes import random_states
 from supermax.engine.processes.cell import Objective, load_objective, serve_tasks
 from supermax.engine.processes.descriptors import nonblocking_pipe
 from supermax.engine.processes.protocol import (
@@ -51,6 +50,7 @@ from supermax.engine.processes.protocol import (
     StartCell,
     Started,
 )
+from supermax.engine.processes.random_states import RandomStates
 from supermax.engine.storage.logs import BoundedLog
 from supermax.engine.trial.outcome import describe
 
@@ -107,7 +107,7 @@ class ForkServer:
 
     def load(self) -> bool:
         """Load the objective and report it to the coordinator; return whether that succeeded."""
-        before = _random_states()
+        before = RandomStates.now()
         os.environ[LOADING] = "1"
         try:
             self.objective = load_objective(self.blob)
@@ -122,7 +122,7 @@ class ForkServer:
         self.own_children = set(system.children())  # started by the user's modules
         why_not = _why_not_fork()
         self.forks = why_not is None
-        self.restore_random = _random_for_cells(before)
+        self.restore_random = random_states.for_cells(before)
         gc.collect()
         gc.freeze()  # keeps pages shared: the collector does not write to them in the cells
         self.channel.send(ObjectiveLoaded(why_not))
@@ -350,26 +350,6 @@ def _other_threads() -> list[str]:
             if int(task.name) != os.getpid():
                 names.append((task / "comm").read_text().strip())
     return [name for name in names if name not in _SAFE_THREADS]
-
-
-def _random_states() -> tuple[tuple[object, ...], object]:
-    numpy = sys.modules.get("numpy")
-    return random.getstate(), numpy.random.get_state() if numpy else None
-
-
-def _random_for_cells(before: tuple[tuple[object, ...], object]) -> Callable[[], None]:
-    """Return a function that sets a cell's random state as a new interpreter would have it: seeded
-    as the user's modules did while they were imported, otherwise from entropy."""
-    python_now, numpy_now = _random_states()
-    python_seeded = python_now != before[0]
-    numpy_seeded = pickle.dumps(numpy_now) != pickle.dumps(before[1])
-
-    def restore() -> None:
-        random.setstate(python_now) if python_seeded else random.seed()
-        if numpy := sys.modules.get("numpy"):
-            numpy.random.set_state(numpy_now) if numpy_seeded else numpy.random.seed()
-
-    return restore
 
 
 def _set_up(setup: Setup, log: int) -> None:
