@@ -119,6 +119,13 @@ def at_best(epochs: Sequence[Epoch]) -> Epoch:
     return max(epochs, key=lambda e: (score_of(e.validation), -e.epoch))
 
 
+def is_complete(found: Mapping[tuple[int, int], Training], key: Key) -> bool:
+    """Return whether a search has all its trainings with further seeds."""
+    ours = key.contender == "supermax"
+    seeds = (*RACE_SEEDS, *FRESH_SEEDS) if ours else FRESH_SEEDS
+    return all((place, s) in found for place in range(CONTESTANTS if ours else 1) for s in seeds)
+
+
 def raced(found: Mapping[tuple[int, int], Training]) -> int:
     """Return the place of the winner of a race, as the search would run it."""
     scores = {
@@ -152,17 +159,21 @@ def print_table(file: Path) -> None:
     groups: dict[tuple[str, str], list[Search]] = defaultdict(list)
     for key, found in searches.items():
         groups[key.task, key.contender].append(found)
-    print(f"{'task':16}{'contender':18}{'searches':>9}{'trials':>7}{'regret 25%':>11}{'50%':>7}"
-          f"{'100%':>7}{'best value':>11}{'test of it':>11}{'test, raced':>12}")  # fmt: skip
+    print(f"{'task':16}{'contender':12}{'searches':>9}{'trials':>7}{'regret 25%':>11}{'50%':>7}"
+          f"{'100%':>7}{'best value':>11}{'tested':>7}{'test of it':>11}{'test, raced':>12}"
+          f"{'as high':>9}")  # fmt: skip
     for (task, contender), group in sorted(groups.items()):
         regrets = [np.mean([incumbent_regret(s, x) for s in group]) for x in (0.25, 0.5, 1.0)]
         value = np.mean([best_of(s)[0].score for s in group])
-        best = np.mean([fresh_test(seeds[s.key], 0) for s in group])
-        winner = np.mean([fresh_test(seeds[s.key], raced(seeds[s.key])) for s in group])
         number = np.mean([len(s.params) for s in group])
-        print(f"{task:16}{contender:18}{len(group):9}{number:7.0f}{regrets[0]:11.3f}"
-              f"{regrets[1]:7.3f}{regrets[2]:7.3f}"
-              f"{value:11.4f}{best:11.4f}{winner:12.4f}")  # fmt: skip
+        own = [seeds[s.key] for s in group if is_complete(seeds[s.key], s.key)]
+        best = [fresh_test(each, 0) for each in own]
+        winner = [fresh_test(each, raced(each)) for each in own]
+        as_high = sum(new >= old for new, old in zip(winner, best, strict=True))
+        tests = [np.mean(x) if x else math.nan for x in (best, winner)]
+        print(f"{task:16}{contender:12}{len(group):9}{number:7.0f}{regrets[0]:11.3f}"
+              f"{regrets[1]:7.3f}{regrets[2]:7.3f}{value:11.4f}{len(own):7}"
+              f"{tests[0]:11.4f}{tests[1]:12.4f}{as_high:9}")  # fmt: skip
 
 
 def fresh_test(found: Mapping[tuple[int, int], Training], place: int) -> float:

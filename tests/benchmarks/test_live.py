@@ -65,9 +65,20 @@ def test_the_table_has_a_row_per_task_and_contender(
 ) -> None:
     file = tmp_path / "live.jsonl"
     made = search([(float(n), 0.2 + n / 1000) for n in range(300)])
+
+    def row() -> list[str]:
+        live_results.print_table(file)
+        return capsys.readouterr().out.splitlines()[1].split()
+
+    lines: list[Search | Training] = [made]
     file.write_text(json.dumps(asdict(made)) + "\n", encoding="utf-8")
-    live_results.print_table(file)
-    row = capsys.readouterr().out.splitlines()[1].split()
-    assert row[:4] == ["emotion", "supermax", "1", "9"]
-    assert row[7] == "0.4690"  # of the 270 epochs of the budget
-    assert row[8:] == ["nan", "nan"]
+    assert row()[:4] == ["emotion", "supermax", "1", "9"]
+    assert row()[7] == "0.4690"  # of the 270 epochs of the budget
+    assert row()[8:] == ["0", "nan", "nan", "0"]
+    lines += [
+        training(place, s, 0.2 + 0.1 * place + s / 1000, 0.4 + 0.1 * place)
+        for place in range(live_results.CONTESTANTS)
+        for s in (*live_results.RACE_SEEDS, *live_results.FRESH_SEEDS)
+    ]
+    file.write_text("".join(json.dumps(asdict(each)) + "\n" for each in lines), encoding="utf-8")
+    assert row()[8:] == ["1", "0.4000", "0.6000", "1"]
