@@ -295,7 +295,8 @@ def test_sampled_configurations_train_the_same_when_captured(
     captured = train(prepared, Quiet())
     assert prepared.executor.why_eager is None
     losses = [[row["train_loss"] for row in result.curve] for result in (eager, captured)]
-    assert losses[1] == pytest.approx(losses[0], rel=1e-3), wanted
+    # Rounding grows: eager steps with one thread and with two differ by 1.1e-3 in one of these.
+    assert losses[1] == pytest.approx(losses[0], rel=3e-3), wanted
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
