@@ -88,8 +88,12 @@ class Result:
     share: float
     """CPU time of coordinators, fork servers and supervisors, their start-up apart, of that of
     all processes."""
+    cpu_per_trial: float
+    """Milliseconds of CPU time of these processes per trial, their start-up apart."""
     start_up: float
     """CPU seconds of starts after a kill or at the beginning."""
+    outages: int
+    """Outages that began: of the disk and of the database."""
     machine: str = f"{platform.machine()}, {os.cpu_count()} cores"
 
 
@@ -141,7 +145,7 @@ class Soak:
         }  # fmt: skip
         command = [
             sys.executable, str(PROGRAM), "tune", "criteria", "--preset", "demo", "--trials",
-            str(self.options.trials), "--epochs", "2", "--workers", str(self.options.workers),
+            str(self.options.trials), "--epochs", str(self.options.epochs), "--workers", str(self.options.workers),
             "--sampler", "random", "--pruner", "none", "--race", "false",
             "--set", "data.posts=60", "--set", f"stall_timeout={STALL}", "--run-dir", "run",
         ]  # fmt: skip
@@ -252,6 +256,7 @@ class Soak:
         memory = [int(median(self._memory[tenth] or [0])) for tenth in range(10)]
         ours = [life for life in self._lives.values() if life.role != CELL]
         cpu = sum(life.cpu for life in self._lives.values())
+        working = sum(life.cpu - life.start_up for life in ours)
         return Result(
             trials=self.options.trials, finished=sum(n < self.options.trials for n in values),
             lost=sum(number not in values for number in ends),
@@ -261,8 +266,10 @@ class Soak:
             faults={name: count for name, count in faults.items() if name != "clean"},
             kills=dict(self.kills), restarts=self.restarts, seconds=round(seconds, 1),
             growth=memory[9] - memory[1], memory=memory,
-            share=round(sum(life.cpu - life.start_up for life in ours) / cpu, 4) if cpu else 0.0,
+            share=round(working / cpu, 4) if cpu else 0.0,
+            cpu_per_trial=round(1000 * working / self.options.trials, 1),
             start_up=round(sum(life.start_up for life in ours), 1),
+            outages=2 - len(self._outages),
         )  # fmt: skip
 
     def _stored(self) -> tuple[dict[int, float], int]:
@@ -283,6 +290,7 @@ def main(arguments: Sequence[str]) -> None:
     )
     parser.add_argument("--trials", type=int, default=5000)
     parser.add_argument("--workers", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=2, help="of a trial: its length")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--share", type=float, default=0.2, help="share of trials with a fault")
     parser.add_argument("--kill-every", type=float, nargs=2, default=(2, 10), help="seconds")

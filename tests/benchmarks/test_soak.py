@@ -48,3 +48,4 @@ def test_a_run_under_fire_loses_nothing(tmp_path: Path) -> None:
     assert result["growth"] < 60 << 20
     assert sum(result["faults"].values()) == 80
     assert sum(result["kills"].values()) >= 5
+    assert result["outages"] == 2
