@@ -145,7 +145,8 @@ class Soak:
         }  # fmt: skip
         command = [
             sys.executable, str(PROGRAM), "tune", "criteria", "--preset", "demo", "--trials",
-            str(self.options.trials), "--epochs", str(self.options.epochs), "--workers", str(self.options.workers),
+            str(self.options.trials), "--epochs", str(self.options.epochs),
+            "--workers", str(self.options.workers),
             "--sampler", "random", "--pruner", "none", "--race", "false",
             "--set", "data.posts=60", "--set", f"stall_timeout={STALL}", "--run-dir", "run",
         ]  # fmt: skip
