@@ -10,7 +10,7 @@ import optuna
 import pytest
 from optuna.trial import create_trial
 
-from supermax._util.attributes import RESULT
+from supermax._util.attributes import BASELINES, RESULT
 from supermax.engine.gain import Gain
 from supermax.engine.summary import NO_GAIN, Summary
 from supermax.results.race import Contestant, RaceRecord, Unit
@@ -24,6 +24,8 @@ from tests.training.corpora import corpus, labelled, numeric, tagged
 
 SPLITS = Splits(corpus(40, 1), corpus(30, 2), corpus(20, 3))
 NOTHING = Summary()
+FITTED = 0.85
+"""Macro F1 of the fitted baseline."""
 SILENT = sum(not example.spans for example in SPLITS.validation.spans) / len(
     SPLITS.validation.spans
 )
@@ -46,6 +48,7 @@ def said(
     **how: Any,
 ) -> str:
     study = optuna.create_study()
+    study.set_user_attr(BASELINES, {"tfidf": {"metrics": {"macro_f1": FITTED}}})
     study.add_trial(create_trial(value=value, user_attrs={RESULT: {"encoder": "tiny"}}))
     tuned = Tuned(agent, study, summary, splits, cast("Any", None), [objective], {}, race)
     settings = Settings(**{"agent": agent, "trials": 1, "epochs": 1, **how})
@@ -85,6 +88,14 @@ def test_a_perfect_baseline_is_not_answered_with_more_epochs() -> None:
     assert "majority class), which has accuracy 1.0000. No model can do better" in told
     assert "more epochs" not in told
     assert "more epochs" in said("criteria", "accuracy", 0.1)
+
+
+def test_one_that_is_better_than_the_trivial_baseline_but_not_than_the_fitted_one() -> None:
+    told = said("criteria", "macro_f1", 0.8)
+    assert "no better than the fitted baseline (TF-IDF with logistic regression)" in told
+    assert "which has macro_f1 0.8500. Try a pretrained encoder" in told
+    assert "baseline" not in said("criteria", "macro_f1", 0.86)
+    assert "baseline" not in said("criteria", "accuracy", 0.99)
 
 
 def test_one_that_learns_is_not() -> None:

@@ -21,6 +21,8 @@ class Target:
     """Attribute of an example that holds the label."""
     trivial: str
     """Predictions of the trivial baseline."""
+    fitted: str
+    """Model of the fitted baseline."""
     task: str
     """Task of the pipelines of transformers and of the Hugging Face Hub."""
     windowed: bool = False
@@ -34,6 +36,7 @@ CLASSES = Target(
     "a label",
     field="label",
     trivial="majority class",
+    fitted="TF-IDF with logistic regression",
     task="text-classification",
 )
 SPANS = Target(
@@ -43,6 +46,7 @@ SPANS = Target(
     "an answer, or with none marked",
     field="spans",
     trivial="no answer",
+    fitted="most similar sentence by TF-IDF",
     task="question-answering",
     windowed=True,
 )
@@ -53,6 +57,7 @@ NUMBERS = Target(
     "a number",
     field="value",
     trivial="mean",
+    fitted="TF-IDF with ridge regression",
     task="text-classification",
 )
 LABEL_SETS = Target(
@@ -62,6 +67,7 @@ LABEL_SETS = Target(
     "its labels",
     field="labels",
     trivial="every label",
+    fitted="TF-IDF with logistic regression",
     task="text-classification",
 )
 ENTITIES = Target(
@@ -71,6 +77,7 @@ ENTITIES = Target(
     "entities, or with none marked",
     field="entities",
     trivial="most frequent tag of each word",
+    fitted="logistic regression on words and their neighbours",
     task="token-classification",
     windowed=True,
 )

@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from optuna.study import Study
 
-from supermax._util.attributes import EXPERIMENT, RESULT, plain_params
+from supermax._util.attributes import BASELINES, EXPERIMENT, RESULT, plain_params
+from supermax.agents import agent_of
 from supermax.engine.ranking import ranked
 from supermax.engine.summary import Summary
 from supermax.errors import UserError
@@ -24,6 +25,15 @@ from supermax.training.config import Config
 from supermax.training.data.splits import Splits
 from supermax.training.eval.baseline import trivial
 from supermax.training.eval.metrics import METRICS
+
+
+class Baseline(NamedTuple):
+    """Baseline, and its value of the first objective."""
+
+    name: str
+    value: float
+    fitted: bool
+    """False: a trivial one."""
 
 
 @dataclass(frozen=True)
@@ -40,15 +50,30 @@ class Tuned:
     race: RaceRecord | None = None
     """Race of the best configurations; None: there was none, or it has not ended."""
 
-    def trivial_baseline(self, value: float) -> float | None:
-        """Return the first objective of the trivial baseline (`Target.trivial`); None
-        where `value` is better, or the baseline has no such metric."""
-        metric = METRICS.get(self.objectives[0])
-        baseline = trivial(self.splits.train, self.splits.validation).get(self.objectives[0])
-        if metric is None or baseline is None or math.isnan(baseline):
+    def baseline_ahead(self, value: float) -> Baseline | None:
+        """Return a baseline on the validation split whose first objective is no worse than
+        `value`: the trivial one, else the fitted one; None: there is none."""
+        objective, targets = self.objectives[0], agent_of(self.agent).targets
+        if (metric := METRICS.get(objective)) is None:
             return None
-        better = value > baseline + 1e-9 if metric.higher else value < baseline - 1e-9
-        return None if better else baseline
+        known = [
+            (", ".join(target.trivial for target in targets), self._trivial(objective), False),
+            (", ".join(target.fitted for target in targets), self._fitted(objective), True),
+        ]
+        for name, other, is_fitted in known:
+            if other >= value - 1e-9 if metric.higher else other <= value + 1e-9:
+                return Baseline(name, other, is_fitted)
+        return None
+
+    def _trivial(self, metric: str) -> float:
+        return trivial(self.splits.train, self.splits.validation).get(metric, math.nan)
+
+    def _fitted(self, metric: str) -> float:
+        """Return a metric of the fitted baseline, which the search stores at its end."""
+        try:
+            return float(self.study.user_attrs[BASELINES]["tfidf"]["metrics"][metric])
+        except (KeyError, TypeError, ValueError):  # any program may set the attribute
+            return math.nan
 
     def best(self, top: int = 5) -> list[dict[str, Any]]:
         """Return the best trials, the winner of the race first: number, values, encoder, best

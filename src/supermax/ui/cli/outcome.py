@@ -8,13 +8,12 @@ import shlex
 from typing import TYPE_CHECKING
 
 from supermax._util.text import took
-from supermax.agents import agent_of
 from supermax.engine.summary import NO_GAIN
 from supermax.search.settings.model import Settings
 from supermax.studies import file_of, without_password
 
 if TYPE_CHECKING:
-    from supermax.search.tuned import Tuned
+    from supermax.search.tuned import Baseline, Tuned
 
 VARIABLE = "SUPERMAX_STORAGE"
 
@@ -55,7 +54,7 @@ def outcome(settings: Settings, tuned: Tuned) -> list[str]:
         *_ended_by_itself(settings, tuned),
         f"{which}: trial {best['trial']} ({best['encoder']}), {values} "
         f"({split}, n={rows_used.count(tuned.agent)}).",
-        *_baseline_warning(tuned, titles[0], tuned.trivial_baseline(value), baseline_of),
+        *_baseline_warning(tuned, titles[0], tuned.baseline_ahead(value), baseline_of),
         *_name_storage(settings),
         f"Show it: supermax best {study}{where}",
         f"Train and export it: supermax refit {study}{where}",
@@ -74,23 +73,27 @@ def _ended_by_itself(settings: Settings, tuned: Tuned) -> list[str]:
     ]
 
 
-def _baseline_warning(tuned: Tuned, metric: str, baseline: float | None, split: str) -> list[str]:
+def _baseline_warning(
+    tuned: Tuned, metric: str, baseline: Baseline | None, split: str
+) -> list[str]:
     """Return a sentence on a baseline that is no worse. `split` names the split of the baseline
     where it differs from that of the value."""
     if baseline is None:
         return []
     from supermax.training.eval.metrics import METRICS
 
-    kind = ", ".join(target.trivial for target in agent_of(tuned.agent).targets)
     perfect = 1.0 if METRICS[tuned.objectives[0]].higher else 0.0
     advice = "Try more epochs, other learning rates or more data."
-    if math.isclose(baseline, perfect, abs_tol=1e-9):
+    if math.isclose(baseline.value, perfect, abs_tol=1e-9):
         advice = (
             "No model can do better on these rows: use harder ones, or another of `objectives`."
         )
+    elif baseline.fitted:
+        advice = "Try a pretrained encoder, more epochs, other learning rates or more data."
+    kind = "fitted" if baseline.fitted else "trivial"
     return [
-        f"That is no better than the trivial baseline ({kind}), which has {metric} "
-        f"{baseline:.4f}{split}. {advice}"
+        f"That is no better than the {kind} baseline ({baseline.name}), which has {metric} "
+        f"{baseline.value:.4f}{split}. {advice}"
     ]
 
 
