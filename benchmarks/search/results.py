@@ -2,7 +2,8 @@
 
     python benchmarks/search/results.py RESULTS.jsonl … --contenders optuna smac-hyperband
 
-Reads the results of run.py. Of a search that is in several files, the last one counts.
+Reads the results of run.py. Of a search that is in several files, the last one counts. A contender
+may be different ones by family: supermax@taskset+supermax@lcbench+supermax-defaults@tweeteval.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from contenders import BASELINE
-from measure import Run, summary
+from measure import LEVELS, Run, ratio, summary
 from run import read_runs
 
 
@@ -36,10 +38,20 @@ def family_of(run: Run) -> str:
     return run.task.split("-")[0]
 
 
+def runs_of(runs: Sequence[Run], contender: str) -> list[Run]:
+    """Return the runs of a contender, which may be different ones by family."""
+    if "@" not in contender:
+        return [run for run in runs if run.contender == contender]
+    parts = [part.split("@") for part in contender.split("+")]
+    chosen = {family: name for name, family in parts}
+    found = [run for run in runs if run.contender == chosen.get(family_of(run))]
+    return [replace(run, contender=contender) for run in found]
+
+
 def shared_runs(runs: Sequence[Run], contenders: Iterable[str]) -> dict[str, list[Run]]:
     """Return the runs of the tasks and seeds that all these contenders have. A contender without
     any run is left out."""
-    by_contender = {name: [run for run in runs if run.contender == name] for name in contenders}
+    by_contender = {name: runs_of(runs, name) for name in contenders}
     present = {name: found for name, found in by_contender.items() if found}
     keys = [{(run.task, run.seed) for run in found} for found in present.values()]
     shared = set.intersection(*keys) if keys else set()
@@ -56,6 +68,7 @@ def main(arguments: Sequence[str]) -> None:
     add_results(parser)
     parser.add_argument("--contenders", nargs="+", required=True)
     parser.add_argument("--families", nargs="+", default=["taskset", "lcbench", "tweeteval"])
+    parser.add_argument("--worst", type=int, default=0, help="also print this many single tasks")
     options = parser.parse_args(arguments)
     runs = [run for run in read_results(options) if family_of(run) in options.families]
     shared = shared_runs(runs, options.contenders)
@@ -65,6 +78,19 @@ def main(arguments: Sequence[str]) -> None:
             f"No search is shared by all; without any search: {', '.join(missing) or 'none'}."
         )
     print(summary([run for found in shared.values() for run in found], BASELINE))
+    for name in options.contenders:
+        for text in task_rows(shared[name], shared[BASELINE])[: options.worst]:
+            print(f"{name}: {text}")
+
+
+def task_rows(runs: Sequence[Run], baseline: Sequence[Run]) -> list[str]:
+    """Return the epochs to 0.05 on each task relative to the baseline, the highest ratio first."""
+    ratios = {
+        task: ratio(*([r for r in side if r.task == task] for side in (runs, baseline)), LEVELS[0])
+        for task in {run.task for run in runs}
+    }
+    order = sorted(ratios.items(), key=lambda item: (-item[1].mean, item[0]))
+    return [f"{task} {x.mean:.2f} [{x.low:.2f}, {x.high:.2f}]" for task, x in order]
 
 
 if __name__ == "__main__":

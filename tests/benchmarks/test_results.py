@@ -62,3 +62,22 @@ def test_a_contender_without_a_search_is_named(tmp_path: Path) -> None:
     file = file_of(tmp_path / "runs.jsonl", [run("optuna", "lcbench-1")])
     with pytest.raises(SystemExit, match="without any search: random"):
         results.main([file, "--contenders", "optuna", "random"])
+
+
+def test_a_contender_may_be_different_ones_by_family(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tasks = ("lcbench-1", "tweeteval-a-half")
+    late = {"optuna": 1.0, "supermax": 0.01, "supermax-defaults": 0.04}
+    runs = [run(name, task, final=final) for name, final in late.items() for task in tasks]
+    file = file_of(tmp_path / "runs.jsonl", runs)
+    name = "supermax@lcbench+supermax-defaults@tweeteval"
+    found = results.runs_of(results.read_runs(Path(file)), name)
+    assert [(r.contender, r.task, r.final) for r in found] == [
+        (name, "lcbench-1", 0.01),
+        (name, "tweeteval-a-half", 0.04),
+    ]
+    results.main([file, "--contenders", "optuna", name, "--worst", "1"])
+    *_, of_optuna, row = capsys.readouterr().out.splitlines()
+    assert of_optuna.startswith("optuna: lcbench-1 1.00")
+    assert row.startswith(f"{name}: lcbench-1 0.33")  # 90 of 270 epochs
