@@ -99,7 +99,8 @@ def test_a_run_that_ended_of_its_own_accord_is_never_started_again(
     code: int, deaths: int, asked: int
 ) -> None:
     decision = decide_restart(code, deaths, asked)
-    abnormal = code == 1 or (code < 0 and -code not in STOPS)
+    prevented = code == supervisor.ENVIRONMENT and deaths > 1 and not asked
+    abnormal = code == 1 or prevented or (code < 0 and -code not in STOPS)
     assert isinstance(decision, Restart) == (abnormal and not asked and deaths < 10)
     if isinstance(decision, Restart):
         assert 0 < decision.delay <= 60
@@ -137,6 +138,21 @@ def test_one_that_finishes_none_is_given_up(
     code, said = run("os._exit(1)")
     assert (code, starts(tmp_path)) == (1, 10)
     assert "10 times in a row without finishing a trial" in said
+
+
+def test_a_killed_run_waits_for_a_machine_that_prevents_its_restart(
+    tmp_path: Path, run: Callable[[str], tuple[int, str]]
+) -> None:
+    code, said = run("if n == 1: os.kill(os.getpid(), signal.SIGKILL)\nsys.exit(3 * (n < 4))")
+    assert (code, starts(tmp_path)) == (0, 4)
+    assert said.count("The run cannot go on yet. It restarts in") == 2
+
+
+def test_a_run_that_has_finished_a_trial_since_its_restart_ends_with_its_own_code(
+    tmp_path: Path, run: Callable[[str], tuple[int, str]]
+) -> None:
+    code, _ = run("if n == 1: os.kill(os.getpid(), signal.SIGKILL)\nbeat()\nsys.exit(3)")
+    assert (code, starts(tmp_path)) == (3, 2)
 
 
 @pytest.mark.parametrize("code", [2, 3, 4, 5])

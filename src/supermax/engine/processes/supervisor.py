@@ -50,11 +50,13 @@ def decide_restart(code: int, deaths: int, asked: int) -> Restart | Exit:
     """Decide whether to restart a run that ended with `code` (negative: killed by a signal).
 
     `deaths` counts those in a row, this one included, without a trial finished in between;
-    `asked` is the signal that was to stop the run, or 0.
+    `asked` is the signal that was to stop the run, or 0. A run that has died and cannot go on yet,
+    such as on a full disk, is restarted too: had it not died, it would have waited.
     """
     ended_by = effective_signal(-code) if code < 0 else 0
     exit_code = 128 + ended_by if ended_by else code
-    abnormal = code == BUG or ended_by not in (0, signal.SIGINT, signal.SIGTERM)
+    prevented = code == ENVIRONMENT and deaths > 1 and not asked
+    abnormal = prevented or code == BUG or ended_by not in (0, signal.SIGINT, signal.SIGTERM)
     if not abnormal:
         return Exit(exit_code)
     if asked:  # the signal may have come before the run had installed its handlers
@@ -129,9 +131,10 @@ class Supervisor:
                     )
                 return decision.code
             restarts += 1
+            why = "cannot go on yet" if code == ENVIRONMENT else f"died ({_exit_text(code)})"
             self._tell(
-                f"The run died ({_exit_text(code)}). It restarts in {decision.delay:g} s; "
-                f"finished trials are safe, running ones resume from their checkpoints."
+                f"The run {why}. It restarts in {decision.delay:g} s; finished trials are safe, "
+                f"running ones resume from their checkpoints."
             )
             if self._asked_within(decision.delay):
                 return 128 + self._asked
