@@ -1,6 +1,6 @@
 """One piece of the mission: a turn of `supermax tune` for each agent, and samples of the GPU.
 
-Options ──prepare()──▶ pairs.csv, AGENT.yaml ──_turn()──▶ studies, turns.jsonl
+Options ──prepare()──▶ pairs.csv, AGENT.yaml ──Turn──▶ studies, turns.jsonl
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ EVERY = 0.25
 """Seconds between two samples of the GPU."""
 TO_PAUSE = 35.0
 """Seconds that a search may take to pause: a trial that does not react is ended after 30."""
-LEAST = 15.0
-"""Seconds before the request to pause below which a turn is left out: it would only start up."""
+EARLY = 25.0
+"""Seconds by which a search starts before the one before it pauses, about those of its imports.
+With MPS it is 0: each search starts a daemon of its own."""
 MOST_WORDS = 1000
 PAUSED, FINISHED = 130, 0
 """Exit codes of `supermax tune`."""
@@ -85,16 +86,10 @@ def run(
     at = (number - 1) % len(AGENTS)  # each agent is first in one piece of four
     order = [a for a in (*AGENTS[at:], *AGENTS[:at]) if a in (agents or AGENTS)]
     started, found = time.time(), gpus()
-    ended_well = True
+    ended_well = False
     try:
         with sampled(files.gpu):
-            for index, agent in enumerate(order):
-                left = deadline - time.monotonic() - TO_PAUSE
-                slot = left / (len(order) - index)
-                if slot < LEAST:
-                    print(f"No time is left for {agent}.", flush=True)
-                    continue
-                ended_well &= _turn(files, agent, number, slot)
+            ended_well = _turns(files, order, number, deadline, 0.0 if options.mps else EARLY)
     finally:
         append(
             files.pieces,
@@ -189,50 +184,88 @@ def _row(example: Example) -> Line:
     }
 
 
-# A turn.
+# Turns.
 
 
-def _turn(files: MissionFolder, agent: str, piece: int, slot: float) -> bool:
-    """Run the search of an agent, and ask it to pause after `slot` seconds. Return False if it
-    ended otherwise."""
-    tag = uuid.uuid4().hex
-    environment = {
-        **os.environ,
-        TAG: tag,
-        "XDG_CACHE_HOME": str(files.home),
-        "PYTHONPATH": os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")]),
-    }
-    line: Line = {"piece": piece, "agent": agent, "started": time.time()}
-    command = [sys.executable, "-m", "supermax", "tune", files.settings(agent).name]
-    print(f"Piece {piece}, {agent}: {slot:.0f} s.", flush=True)
-    code: int | None = None
-    try:
+class Turn:
+    """Run of an agent's search, from its start to its pause."""
+
+    def __init__(self, files: MissionFolder, agent: str, piece: int) -> None:
+        self._files, self._agent, self._tag = files, agent, uuid.uuid4().hex
+        self._line: Line = {"piece": piece, "agent": agent, "started": time.time()}
+        command = [sys.executable, "-m", "supermax", "tune", files.settings(agent).name]
+        environment = {
+            **os.environ,
+            TAG: self._tag,
+            "XDG_CACHE_HOME": str(files.home),
+            "PYTHONPATH": os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")]),
+        }
         with files.log(agent).open("ab") as output:
-            process = subprocess.Popen(
+            self._process = subprocess.Popen(
                 command, cwd=files.path, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
                 env=environment, start_new_session=True,
             )  # fmt: skip
-        try:
-            code = process.wait(slot)
-        except subprocess.TimeoutExpired:
-            line["asked"] = time.time()
-            process.send_signal(signal.SIGINT)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                code = process.wait(TO_PAUSE)
-    finally:
-        _kill(tag)
-        append(files.turns, {**line, "ended": time.time(), "code": code})
-    if code not in (PAUSED, FINISHED):
-        shown = files.log(agent).read_text(encoding="utf-8", errors="replace").splitlines()[-15:]
-        print(f"{agent} ended with {code}:", *shown, sep="\n  ", file=sys.stderr, flush=True)
-    return code in (PAUSED, FINISHED)
+
+    def wait(self, until: float) -> None:
+        """Wait for its end, or until a moment of time.monotonic()."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(max(0.0, until - time.monotonic()))
+
+    def pause(self) -> bool:
+        """Request a pause, and wait for it. Return False if the search had ended otherwise, or
+        ends otherwise now. One that is not fast enough is killed, which a later piece resumes."""
+        if self._process.poll() is None:
+            self._line["asked"] = time.time()
+            self._process.send_signal(signal.SIGINT)
+            self.wait(time.monotonic() + TO_PAUSE)
+        code = self._process.poll()
+        self.close()
+        if code is None:
+            print(f"{self._agent} did not pause within {TO_PAUSE:.0f} s.", flush=True)
+        if code in (PAUSED, FINISHED, None):
+            return True
+        text = self._files.log(self._agent).read_text(encoding="utf-8", errors="replace")
+        print(
+            f"{self._agent} ended with {code}:", *text.splitlines()[-15:], sep="\n  ", flush=True
+        )
+        return False
+
+    def close(self) -> None:
+        """Kill what is left, which is nothing after a pause in time, and note the turn once."""
+        for process in tagged(self._tag):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        if "ended" not in self._line:
+            self._line |= {"ended": time.time(), "code": self._process.poll()}
+            append(self._files.turns, self._line)
 
 
-def _kill(tag: str) -> None:
-    """Kill what the turn has left. Nothing, unless it did not pause in time."""
-    for process in tagged(tag):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
+def _turns(
+    files: MissionFolder, order: Sequence[str], piece: int, deadline: float, early: float
+) -> bool:
+    """Give each agent an equal share of the time. A search starts `early` seconds before the one
+    before it pauses, which it needs for its imports. Return False if one ended otherwise."""
+    with contextlib.ExitStack() as stack:
+
+        def start(agent: str) -> Turn:
+            turn = Turn(files, agent, piece)
+            stack.callback(turn.close)
+            return turn
+
+        turn, all_paused = start(order[0]), True
+        for index, agent in enumerate(order):
+            left, others = deadline - time.monotonic() - TO_PAUSE, len(order) - index - 1
+            slot = (left + (0 if index else others * early)) / (others + 1)
+            until = time.monotonic() + max(0.0, slot)
+            print(f"Piece {piece}, {agent}: {slot:.0f} s.", flush=True)
+            if others:
+                turn.wait(until - early)
+                following = start(order[index + 1])
+            turn.wait(until)
+            all_paused &= turn.pause()
+            if others:
+                turn = following
+    return all_paused
 
 
 # Samples of the GPU.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate, chain
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from statistics import mean
 
 from mission_files import AGENTS, Line, MissionFolder, lines
@@ -38,20 +38,27 @@ def wilson(count: int, number: int) -> tuple[float, float]:
     return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)
 
 
-def endings(trials: Iterable[Trial], keys: Callable[[Trial], Sequence[str]]) -> list[Line]:
-    """Count finished trials by key, and those that ended by themselves. A joint trial counts for
-    each of its encoders."""
-    finished, alone = Counter[str](), Counter[str]()
-    for trial in trials:
-        if trial.finished:
-            names = set(keys(trial))
-            finished.update(names)
-            alone.update(names if trial.by_itself else ())
-    return [
-        {"name": name, "finished": number, "by_themselves": alone[name]}
-        | {"share": alone[name] / number, "interval": wilson(alone[name], number)}
-        for name, number in sorted(finished.items())
-    ]
+def endings(trials: Sequence[Trial], keys: Callable[[Trial], Sequence[str]]) -> list[Line]:
+    """Count by key: finished trials, those that ended by themselves, those that pieces have
+    interrupted so far, and shortages. A joint trial counts for each of its encoders."""
+    found = []
+    for name in sorted({key for trial in trials for key in keys(trial)}):
+        own = [trial for trial in trials if name in keys(trial)]
+        finished = sum(trial.finished for trial in own)
+        alone, short = sum(trial.by_itself for trial in own), shortages(own)
+        found.append(
+            {
+                "name": name,
+                "finished": finished,
+                "by_themselves": alone,
+                "share": alone / finished if finished else None,
+                "interval": wilson(alone, finished),
+                "interrupted": len(own) - finished,
+                "short": short["short"],
+                "attempts": short["attempts"],
+            }
+        )
+    return found
 
 
 def shortages(trials: Sequence[Trial]) -> Line:
@@ -185,15 +192,7 @@ def summary(files: MissionFolder) -> Line:
             for (state, reason), count in sorted(reasons.items())
         ],
         "shortages": shortages(trials),
-        "shortages_by_encoder": shortages_by_encoder(trials),
         "gpu": gpu_use(files, trials),
         "rates": rates(files, trials),
         "baseline": BASELINE,
     }
-
-
-def shortages_by_encoder(trials: Sequence[Trial]) -> dict[str, tuple[int, int]]:
-    """Return shortages and attempts of each encoder."""
-    names = sorted(set(chain.from_iterable(trial.encoders for trial in trials)))
-    found = {name: shortages([t for t in trials if name in t.encoders]) for name in names}
-    return {name: (short["short"], short["attempts"]) for name, short in found.items()}

@@ -21,7 +21,7 @@ def table(folder: Path, into: Path) -> int:
     found = summary(files)
     console = Console(width=140)
     for title, part in (("encoder", "by_encoder"), ("agent", "by_agent")):
-        console.print(_endings(title, found[part] + found["all"], found))
+        console.print(_endings(title, found[part] + found["all"]))
     reasons = Table("state", "reason", "trials")
     for line in found["by_reason"]:
         reasons.add_row(line["state"], line["reason"], str(line["trials"]))
@@ -42,7 +42,7 @@ def table(folder: Path, into: Path) -> int:
 def thresholds(found: Line) -> list[tuple[str, str, str, bool | None]]:
     """Return rows of name, measured value, threshold, and whether it is met; None: it has none."""
     short, gpu, rate = found["shortages"], found["gpu"], found["rates"]
-    alone = found["all"][0] if found["all"] else {"by_themselves": 0, "finished": 0, "share": 0.0}
+    alone = found["all"][0] if found["all"] else {"by_themselves": 0, "finished": 0, "share": None}
     busy, share = gpu["from_first_step_of_turn"], short["share"]
     by_hour = [f"{name} {line['per_hour']:.0f}" for name, line in rate["by_agent"].items()]
     at_once = [f"{name} {line['at_once']}" for name, line in rate["by_agent"].items()]
@@ -50,7 +50,7 @@ def thresholds(found: Line) -> list[tuple[str, str, str, bool | None]]:
     return [
         (
             "trials that ended by themselves",
-            f"{alone['by_themselves']} of {alone['finished']}, {alone['share']:.1%}",
+            f"{alone['by_themselves']} of {alone['finished']}, {_share(alone['share'])}",
             "baseline 85-90 %",
             None,
         ),
@@ -122,20 +122,26 @@ def _range(values: Sequence[float]) -> str:
     return f"{min(values)} to {max(values)}" if values else "no trial completed"
 
 
-def _endings(title: str, rows: list[Line], found: Line) -> Table:
-    shown = Table(title, "finished", "by themselves", "share", "95 % interval", "short/attempts")
-    short = found["shortages"]
-    by_encoder = {**found["shortages_by_encoder"], "all": (short["short"], short["attempts"])}
+def _endings(title: str, rows: list[Line]) -> Table:
+    shown = Table(
+        title,
+        "finished",
+        "by themselves",
+        "share",
+        "95 % interval",
+        "interrupted",
+        "short of memory",
+    )
     for line in rows:
         low, high = line["interval"]
-        counts = by_encoder.get(line["name"])
         shown.add_row(
             line["name"],
             str(line["finished"]),
             str(line["by_themselves"]),
-            f"{line['share']:.1%}",
+            _share(line["share"]),
             f"{low:.1%} to {high:.1%}",
-            f"{counts[0]}/{counts[1]}" if counts else "",
+            str(line["interrupted"]),
+            f"{line['short']} of {line['attempts']} attempts",
         )
     return shown
 

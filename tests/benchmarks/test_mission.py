@@ -124,10 +124,13 @@ def files(tmp_path: Path) -> mission_files.MissionFolder:
 
 def test_trials_are_counted_by_how_they_ended(files: mission_files.MissionFolder) -> None:
     found = mission_summary.summary(files)
-    counts = {line["name"]: (line["finished"], line["by_themselves"]) for line in found["all"]}
-    assert counts == {"all": (4, 2)}
-    counts = {r["name"]: (r["finished"], r["by_themselves"]) for r in found["by_encoder"]}
-    assert counts == {"bert-base-uncased": (3, 1), "bert-large-uncased": (1, 1)}
+    columns = ("finished", "by_themselves", "interrupted", "short", "attempts")
+    counts = {r["name"]: tuple(r[c] for c in columns) for r in found["all"] + found["by_encoder"]}
+    assert counts == {
+        "all": (4, 2, 2, 2, 5),
+        "bert-base-uncased": (3, 1, 2, 1, 3),
+        "bert-large-uncased": (1, 1, 0, 1, 2),
+    }
     assert {(line["state"], line["reason"]): line["trials"] for line in found["by_reason"]} == {
         ("COMPLETE", "completed"): 1,
         ("PRUNED", "pruned by the pruner"): 1,
