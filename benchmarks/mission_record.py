@@ -162,15 +162,17 @@ def cause_of(kind: str, memory: OomDetails | None) -> str:
 
 
 def first_steps(files: MissionFolder, trials: list[Trial]) -> list[tuple[Line, float | None]]:
-    """Return each turn with the moment of its first training step; None: no trial completed."""
+    """Return each turn with the moment of its first training step; without a complete trial, of
+    its first launch; None: nothing was launched."""
     found = []
     for turn in lines(files.turns):
-        began = [
-            trial.training_from
-            for trial in trials
-            if trial.agent == turn["agent"]
-            and trial.training_from is not None
-            and turn["started"] <= trial.training_from < turn["ended"]
-        ]
-        found.append((turn, min(began, default=None)))
+        own = [trial for trial in trials if trial.agent == turn["agent"]]
+        trained = [trial.training_from for trial in own if trial.training_from is not None]
+        launched = [attempt.started for trial in own for attempt in trial.attempts]
+        found.append((turn, _first(trained, turn) or _first(launched, turn)))
     return found
+
+
+def _first(moments: list[float], turn: Line) -> float | None:
+    inside = (moment for moment in moments if turn["started"] <= moment < turn["ended"])
+    return min(inside, default=None)
