@@ -28,6 +28,8 @@ def objective(trial: Any) -> float:
         raise ValueError("never works")
     if trial.number == 3:
         raise supermax.Infeasible("too large", by=0.5)
+    if trial.number == 4 and trial.attempt == 1:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: tried to allocate 3 KiB.")
     return x
 
 
@@ -63,11 +65,22 @@ def test_faults_name_their_culprit(study: optuna.Study) -> None:
         (1, "signal SIGSEGV"),
         (2, "exception"),
         (3, "infeasible"),
+        (4, "host out of memory"),
     }
     assert "never works" in (record.trial(2).faults[0].traceback or "")
     assert list(record.trial(3).broken.values()) == [0.5]
     assert [t.number for t in record.of("FAIL")] == [2]
     assert finished(record.trials) == 6
+
+
+def test_a_fault_keeps_the_memory_of_its_attempt(study: optuna.Study) -> None:
+    """The next attempt replaces the outcome, which has it too."""
+    short, complete = read_record(study).trial(4).attempts
+    assert short.fault is not None
+    assert short.fault.memory is not None
+    assert short.fault.memory.requested == 3 << 10
+    assert (complete.how, complete.fault) == ("COMPLETE", None)
+    assert read_record(study).trial(1).faults[0].memory is None
 
 
 def test_ranking_is_best_first_without_trials_that_violate_a_constraint(
@@ -89,6 +102,7 @@ def test_faults_are_in_the_study_without_its_run_folder(
         "signal SIGSEGV",
         "exception",
         "infeasible",
+        "host out of memory",
     }
     assert record.trial(0).attempts == []
     assert record.trial(0).log == ""

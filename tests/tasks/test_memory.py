@@ -129,6 +129,11 @@ def test_a_real_oom_is_planned_again_and_changes_nothing(tmp_path: Path) -> None
     assert trial.state == "COMPLETE"
     assert {fault.kind for fault in trial.faults} == {"host out of memory"}
     assert all(fault.decision == "tried again with another memory plan" for fault in trial.faults)
+    short = trial.attempts[0].fault
+    assert short is not None
+    assert short.memory is not None
+    assert short.memory.limit is not None
+    assert short.memory.needed > short.memory.limit
     assert trial.result["micro_batch"] < 128 or trial.result["checkpointing"]
     assert trial.notes["reserved"]["host"] <= budget
     assert trial.values == pytest.approx(whole.values, abs=1e-3)

@@ -36,6 +36,7 @@ from supermax.engine.storage.history import fill_cache
 from supermax.engine.storage.locations import find_location
 from supermax.engine.storage.logs import tail_of
 from supermax.engine.storage.run_folder import LedgerEntry, StudyFolder, TrialFolder
+from supermax.engine.trial.oom import OomDetails
 from supermax.engine.trial.stacks import Frame, own_frame
 from supermax.errors import UserError
 from supermax.results.race import RaceRecord, race_of
@@ -63,6 +64,8 @@ class FaultRecord:
     log_tail: str = ""
     signature: str = ""
     """Signature that repeated faults share; empty if the ledger is gone."""
+    memory: OomDetails | None = None
+    """Memory when an allocation failed; None for other faults, and in older ledgers."""
 
     @property
     def frame(self) -> Frame | None:
@@ -416,6 +419,7 @@ def _fault(number: int, line: LedgerEntry) -> FaultRecord:
         traceback=line.get("traceback"),
         log_tail=line.get("log_tail") or "",
         signature=fault.signature,
+        memory=OomDetails(**memory) if (memory := line.get("memory")) else None,
     )
 
 

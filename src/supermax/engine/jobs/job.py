@@ -106,6 +106,7 @@ class Job:
         self.faults.append(fault)
         text = describe_decision(decision, ran=self.attempt > 0)
         raised = evidence.outcome.raised if evidence.outcome else None
+        memory = raised.shortage if raised else None
         self.folder.append(
             {
                 "fault": asdict(fault),
@@ -118,6 +119,7 @@ class Job:
                 "last_step": evidence.last_step,
                 "peak_rss": evidence.peak_rss,
                 "kernel_oom_kills": evidence.oom_kills,
+                "memory": asdict(memory) if memory else None,
                 "traceback": raised.traceback if raised else None,
                 "log_tail": evidence.log_tail,
             }

@@ -88,6 +88,8 @@ class LedgerEntry(TypedDict, total=False):
     last_step: int | None
     peak_rss: int | None
     kernel_oom_kills: int
+    memory: dict[str, Any] | None
+    """Fields of OomDetails after an out-of-memory error; the next attempt replaces the outcome."""
     traceback: str | None
     log_tail: str
     elsewhere: int
