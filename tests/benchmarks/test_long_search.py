@@ -1,4 +1,4 @@
-"""The mission: its table from recorded trials, its pack, its samples, and a short run."""
+"""The long search: its table from recorded trials, its pack, its samples, and a short run."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ from tests import ROOT
 BENCHMARKS = ROOT / "benchmarks"
 sys.path.append(str(BENCHMARKS))
 
-import mission_files  # noqa: E402
-import mission_pack  # noqa: E402
-import mission_record  # noqa: E402
-import mission_run  # noqa: E402
-import mission_summary  # noqa: E402
-import mission_table  # noqa: E402
+import long_search_files  # noqa: E402
+import long_search_pack  # noqa: E402
+import long_search_record  # noqa: E402
+import long_search_run  # noqa: E402
+import long_search_summary  # noqa: E402
+import long_search_table  # noqa: E402
+from long_search_files import LongSearchFolder  # noqa: E402
 
 GIB = 1 << 30
 BASE, LARGE = "untrained/bert-base-uncased", "untrained/bert-large-uncased"
@@ -84,19 +85,19 @@ def add(
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> mission_files.MissionFolder:
+def files(tmp_path: Path) -> LongSearchFolder:
     """Return a folder of one piece of 100 s: a turn of criteria, and one of evidence that ended
     before its study was created."""
-    files = mission_files.MissionFolder(tmp_path / "mission")
+    files = LongSearchFolder(tmp_path / "long-search")
     files.path.mkdir()
-    files.options.write_text(json.dumps(asdict(mission_run.Options())))
-    mission_files.append(
+    files.options.write_text(json.dumps(asdict(long_search_run.Options())))
+    long_search_files.append(
         files.pieces, {"piece": 1, "started": 1000.0, "ended": 1100.0, "gpu": None, "machine": {}}
     )
     turn = {"piece": 1, "agent": "criteria", "started": 1000.0, "asked": 1080.0, "ended": 1090.0}
-    mission_files.append(files.turns, {**turn, "code": 130})
+    long_search_files.append(files.turns, {**turn, "code": 130})
     late = {"piece": 1, "agent": "evidence", "started": 1090.0, "ended": 1100.0, "code": 130}
-    mission_files.append(files.turns, late)
+    long_search_files.append(files.turns, late)
     busy = [(1005, 0), (1015, 50), (1025, 100), (1085, 90), (1095, 0)]
     files.gpu.write_text("".join(f"{at}.0,{share},1000\n" for at, share in busy))
     study = optuna.create_study(
@@ -122,8 +123,8 @@ def files(tmp_path: Path) -> mission_files.MissionFolder:
     return files
 
 
-def test_trials_are_counted_by_how_they_ended(files: mission_files.MissionFolder) -> None:
-    found = mission_summary.summary(files)
+def test_trials_are_counted_by_how_they_ended(files: LongSearchFolder) -> None:
+    found = long_search_summary.summary(files)
     columns = ("finished", "by_themselves", "interrupted", "short", "attempts")
     counts = {r["name"]: tuple(r[c] for c in columns) for r in found["all"] + found["by_encoder"]}
     assert counts == {
@@ -141,9 +142,9 @@ def test_trials_are_counted_by_how_they_ended(files: mission_files.MissionFolder
 
 
 def test_shortages_are_a_share_of_the_attempts_that_no_piece_interrupted(
-    files: mission_files.MissionFolder,
+    files: LongSearchFolder,
 ) -> None:
-    found = mission_summary.summary(files)["shortages"]
+    found = long_search_summary.summary(files)["shortages"]
     assert (found["attempts"], found["interrupted"], found["short"]) == (5, 2, 2)
     first, second = found["each"]
     assert first["encoder"] == "bert-large-uncased"
@@ -152,9 +153,11 @@ def test_shortages_are_a_share_of_the_attempts_that_no_piece_interrupted(
     assert (first["cause"], second["cause"]) == ("estimate too low", "unknown")
 
 
-def test_gpu_use_is_told_with_and_without_start_up(files: mission_files.MissionFolder) -> None:
+def test_gpu_use_is_told_with_and_without_start_up(
+    files: LongSearchFolder,
+) -> None:
     """The trial that completed at 1040 trained for 20 s: the first step was at 1020."""
-    found = mission_summary.summary(files)["gpu"]
+    found = long_search_summary.summary(files)["gpu"]
     assert found["pieces"] == pytest.approx(0.48)
     assert found["from_first_step_of_turn"] == pytest.approx(0.95)
     assert found["until_pause_requested"] == pytest.approx(1.0)
@@ -163,17 +166,17 @@ def test_gpu_use_is_told_with_and_without_start_up(files: mission_files.MissionF
 
 
 def test_without_a_complete_trial_the_first_launch_counts(
-    files: mission_files.MissionFolder,
+    files: LongSearchFolder,
 ) -> None:
-    trials = [t for t in mission_record.trials_of(files) if t.training_from is None]
-    firsts = [first for _, first in mission_record.first_steps(files, trials)]
+    trials = [t for t in long_search_record.trials_of(files) if t.training_from is None]
+    firsts = [first for _, first in long_search_record.first_steps(files, trials)]
     assert firsts == [1030, None]
 
 
 def test_rates_are_those_of_trials_that_ended_by_themselves(
-    files: mission_files.MissionFolder,
+    files: LongSearchFolder,
 ) -> None:
-    found = mission_summary.summary(files)["rates"]
+    found = long_search_summary.summary(files)["rates"]
     assert found["per_hour"] == pytest.approx(72)
     assert found["by_agent"] == {
         "criteria": {"trials": 2, "per_hour": pytest.approx(80), "at_once": 2},
@@ -187,10 +190,10 @@ def test_rates_are_those_of_trials_that_ended_by_themselves(
 
 
 def test_the_table_fails_if_a_threshold_is_missed(
-    files: mission_files.MissionFolder, capsys: pytest.CaptureFixture[str]
+    files: LongSearchFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    into = files.path.parent / "results" / "mission.json"
-    assert mission_table.table(files.path, into) == 1
+    into = files.path.parent / "results" / "long-search.json"
+    assert long_search_table.table(files.path, into) == 1
     shown = capsys.readouterr().out
     assert "11.00 GiB" in shown
     rows = {
@@ -201,9 +204,9 @@ def test_the_table_fails_if_a_threshold_is_missed(
 
 
 def test_without_attempts_nothing_is_met_or_missed(tmp_path: Path) -> None:
-    files = mission_files.MissionFolder(tmp_path)
+    files = LongSearchFolder(tmp_path)
     files.options.write_text("{}")
-    rows = mission_table.thresholds(mission_summary.summary(files))
+    rows = long_search_table.thresholds(long_search_summary.summary(files))
     assert {met for *_, met in rows} == {None}
 
 
@@ -218,31 +221,33 @@ def test_without_attempts_nothing_is_met_or_missed(tmp_path: Path) -> None:
 )
 def test_the_cause_of_a_shortage(kind: Kind, allocated: int, reserved: int, cause: str) -> None:
     memory = OomDetails(1 * GIB, allocated * GIB, reserved * GIB, 10 * GIB)
-    assert mission_record.cause_of(kind, memory) == cause
+    assert long_search_record.cause_of(kind, memory) == cause
 
 
 @pytest.mark.parametrize(("count", "number"), [(0, 35), (3, 33), (33, 33)])
 def test_the_interval_is_that_of_scipy(count: int, number: int) -> None:
     expected = binomtest(count, number).proportion_ci(method="wilson")
-    assert mission_summary.wilson(count, number) == pytest.approx((expected.low, expected.high))
-    assert mission_summary.wilson(0, 0) == (0, 1)
+    assert long_search_summary.wilson(count, number) == pytest.approx(
+        (expected.low, expected.high)
+    )
+    assert long_search_summary.wilson(0, 0) == (0, 1)
 
 
 def test_a_pack_has_studies_and_ledgers_but_no_weights(
-    files: mission_files.MissionFolder, tmp_path: Path
+    files: LongSearchFolder, tmp_path: Path
 ) -> None:
     (run,) = files.path.glob("criteria.db.supermax/criteria/trials/00000")
     (run / "weights.safetensors").write_bytes(b"weights")
     (run / "checkpoint").mkdir()
     (run / "checkpoint" / "state.json").write_text("{}")
-    pack = tmp_path / "out" / "mission.tar.gz"
-    assert mission_pack.pack(files.path, pack) == 0
-    copy = mission_files.MissionFolder(tmp_path / "copy")
-    mission_pack.unpack(pack, copy.path)
+    pack = tmp_path / "out" / "long-search.tar.gz"
+    assert long_search_pack.pack(files.path, pack) == 0
+    copy = LongSearchFolder(tmp_path / "copy")
+    long_search_pack.unpack(pack, copy.path)
     assert not list(copy.path.rglob("weights*")) + list(copy.path.rglob("checkpoint"))
-    assert mission_summary.summary(copy) == mission_summary.summary(files)
+    assert long_search_summary.summary(copy) == long_search_summary.summary(files)
     with pytest.raises(SystemExit, match="is not empty"):
-        mission_pack.unpack(pack, copy.path)
+        long_search_pack.unpack(pack, copy.path)
 
 
 def test_the_gpu_is_sampled_until_the_end(tmp_path: Path) -> None:
@@ -254,7 +259,7 @@ def test_the_gpu_is_sampled_until_the_end(tmp_path: Path) -> None:
             thrice.set()
         return (Gpu(0, "one", used=5, total=9, busy=0.25),)
 
-    with mission_run.sampled(tmp_path / "gpu.csv", read):
+    with long_search_run.sampled(tmp_path / "gpu.csv", read):
         assert thrice.wait(10)
     written = (tmp_path / "gpu.csv").read_text().splitlines()
     assert len(written) == len(reads) >= 3
@@ -262,18 +267,18 @@ def test_the_gpu_is_sampled_until_the_end(tmp_path: Path) -> None:
 
 
 def test_later_pieces_have_the_options_of_the_first(tmp_path: Path) -> None:
-    files = mission_files.MissionFolder(tmp_path / "mission")
+    files = LongSearchFolder(tmp_path / "long-search")
     given = {"encoders": ["tiny-bert"], "posts": 20, "workers": "3"}
-    options = mission_run.prepare(files, given)
-    assert mission_run.prepare(files, {}) == mission_run.prepare(files, given) == options
+    options = long_search_run.prepare(files, given)
+    assert long_search_run.prepare(files, {}) == long_search_run.prepare(files, given) == options
     with pytest.raises(SystemExit, match="other values of workers"):
-        mission_run.prepare(files, {"workers": "auto"})
+        long_search_run.prepare(files, {"workers": "auto"})
 
 
 def test_pairs_are_the_same_for_a_seed_and_reach_512_words(tmp_path: Path) -> None:
     one, two = tmp_path / "one.csv", tmp_path / "two.csv"
     for path in (one, two):
-        mission_run.write_pairs(path, mission_run.Options())
+        long_search_run.write_pairs(path, long_search_run.Options())
     assert one.read_bytes() == two.read_bytes()
     with one.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
@@ -287,27 +292,25 @@ def test_pairs_are_the_same_for_a_seed_and_reach_512_words(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_mission_resumes_from_its_pack_in_another_folder(tmp_path: Path) -> None:
+def test_a_long_search_resumes_from_its_pack_in_another_folder(tmp_path: Path) -> None:
     def call(*arguments: object) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, BENCHMARKS / "mission.py", *map(str, arguments)]
+        command = [sys.executable, BENCHMARKS / "long_search.py", *map(str, arguments)]
         return subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
 
-    one, two, pack = tmp_path / "one", tmp_path / "two", tmp_path / "mission.tar.gz"
+    one, two, pack = tmp_path / "one", tmp_path / "two", tmp_path / "long-search.tar.gz"
     tiny = ["--encoders", "tiny-bert", "tiny-deberta", "--posts", 40, "--workers", 2]
     agents = ["--agents", "criteria", "joint"]
     first = call("run", one, "--seconds", 150, "--pack", pack, *agents, *tiny)
     assert first.returncode == 0, first.stderr
-    before = mission_record.trials_of(mission_files.MissionFolder(one))
+    before = long_search_record.trials_of(LongSearchFolder(one))
     left = {(t.agent, t.number) for t in before if not t.finished}
     assert left
     second = call("run", two, "--seconds", 150, "--unpack", pack, *agents)
     assert second.returncode == 0, second.stderr
-    after = {
-        (t.agent, t.number): t for t in mission_record.trials_of(mission_files.MissionFolder(two))
-    }
+    after = {(t.agent, t.number): t for t in long_search_record.trials_of(LongSearchFolder(two))}
     assert {key for key in left if after[key].by_itself and len(after[key].attempts) == 2}
     assert len(after) > len(before)
-    into = tmp_path / "mission.json"
+    into = tmp_path / "long-search.json"
     assert call("table", two, "--into", into).returncode == 0
     found = json.loads(into.read_text())
     assert found["pieces"] == 2

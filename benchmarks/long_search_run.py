@@ -1,4 +1,4 @@
-"""One piece of the mission: a turn of `supermax tune` for each agent, and samples of the GPU.
+"""One piece of the long search: a turn of `supermax tune` for each agent, and samples of the GPU.
 
 Options ──prepare()──▶ pairs.csv, AGENT.yaml ──Turn──▶ studies, turns.jsonl
 """
@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 import yaml
 from common import machine
-from mission_files import AGENTS, Line, MissionFolder, append, lines
+from long_search_files import AGENTS, Line, LongSearchFolder, append, lines
 
 sys.path.append(str(Path(__file__).parent / "faults"))
 
@@ -79,8 +79,8 @@ def run(
     # A shell starts background jobs with SIGINT ignored, which a search would inherit.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if unknown := set(agents or ()) - set(AGENTS):
-        raise SystemExit(f"There is no agent {', '.join(sorted(unknown))} in the mission.")
-    files = MissionFolder(folder.absolute())
+        raise SystemExit(f"There is no agent {', '.join(sorted(unknown))} in this benchmark.")
+    files = LongSearchFolder(folder.absolute())
     options = prepare(files, given)
     number = len(lines(files.pieces)) + 1
     at = (number - 1) % len(AGENTS)  # each agent is first in one piece of four
@@ -109,7 +109,7 @@ def run(
 # Preparation.
 
 
-def prepare(files: MissionFolder, given: dict[str, Any]) -> Options:
+def prepare(files: LongSearchFolder, given: dict[str, Any]) -> Options:
     """Write data, options and settings, or read the options of the first piece. Raises SystemExit
     if they differ from those given."""
     if "encoders" in given:
@@ -131,7 +131,7 @@ def prepare(files: MissionFolder, given: dict[str, Any]) -> Options:
     return options
 
 
-def settings(files: MissionFolder, agent: str, options: Options) -> Line:
+def settings(files: LongSearchFolder, agent: str, options: Options) -> Line:
     """Return the settings of an agent's search. Files are named relative to the folder."""
     return {
         "agent": agent,
@@ -190,7 +190,7 @@ def _row(example: Example) -> Line:
 class Turn:
     """Run of an agent's search, from its start to its pause."""
 
-    def __init__(self, files: MissionFolder, agent: str, piece: int) -> None:
+    def __init__(self, files: LongSearchFolder, agent: str, piece: int) -> None:
         self._files, self._agent, self._tag = files, agent, uuid.uuid4().hex
         self._line: Line = {"piece": piece, "agent": agent, "started": time.time()}
         command = [sys.executable, "-m", "supermax", "tune", files.settings(agent).name]
@@ -241,7 +241,7 @@ class Turn:
 
 
 def _turns(
-    files: MissionFolder, order: Sequence[str], piece: int, deadline: float, early: float
+    files: LongSearchFolder, order: Sequence[str], piece: int, deadline: float, early: float
 ) -> bool:
     """Give each agent an equal share of the time. A search starts `early` seconds before the one
     before it pauses, which it needs for its imports. Return False if one ended otherwise."""

@@ -1,4 +1,4 @@
-"""Tables and dated JSON of a mission. Needs neither a GPU nor torch."""
+"""Tables and dated JSON of a long search. Needs neither a GPU nor torch."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from mission_files import Line, MissionFolder
-from mission_summary import BASELINE, summary
+from long_search_files import Line, LongSearchFolder
+from long_search_summary import BASELINE, summary
 from rich.console import Console
 from rich.table import Table
 
@@ -17,7 +17,7 @@ LEAST_BUSY = 0.85
 
 def table(folder: Path, into: Path) -> int:
     """Print the tables and write the JSON. Return 1 if a threshold is missed, else 0."""
-    files = MissionFolder(folder)
+    files = LongSearchFolder(folder)
     found = summary(files)
     console = Console(width=140)
     for title, part in (("encoder", "by_encoder"), ("agent", "by_agent")):

@@ -1,4 +1,4 @@
-"""Trials and attempts of a mission, read from its studies and ledgers, without torch.
+"""Trials and attempts of a long search, read from its studies and ledgers, without torch.
 
 folder ──trials_of()──▶ Trial ──▶ Attempt ──▶ shortage, with its cause
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import optuna
-from mission_files import AGENTS, Line, MissionFolder, lines
+from long_search_files import AGENTS, Line, LongSearchFolder, lines
 
 from supermax._util.attributes import DATA, UNTRAINED
 from supermax.engine.trial.faults import Kind
@@ -64,7 +64,7 @@ class Trial:
         return self.reason in (COMPLETED, PRUNED, _DIVERGED)
 
 
-def trials_of(files: MissionFolder) -> list[Trial]:
+def trials_of(files: LongSearchFolder) -> list[Trial]:
     """Return the trials of all studies that exist."""
     found: list[Trial] = []
     for agent in AGENTS:
@@ -73,7 +73,7 @@ def trials_of(files: MissionFolder) -> list[Trial]:
     return found
 
 
-def _trials(files: MissionFolder, agent: str) -> Iterator[Trial]:
+def _trials(files: LongSearchFolder, agent: str) -> Iterator[Trial]:
     storage = make_storage(str(files.study(agent)))
     if agent not in optuna.get_all_study_names(storage):  # its first turn ended before it began
         return
@@ -161,7 +161,7 @@ def cause_of(kind: str, memory: OomDetails | None) -> str:
     return FRAGMENTATION if held else NEIGHBOURS
 
 
-def first_steps(files: MissionFolder, trials: list[Trial]) -> list[tuple[Line, float | None]]:
+def first_steps(files: LongSearchFolder, trials: list[Trial]) -> list[tuple[Line, float | None]]:
     """Return each turn with the moment of its first training step; without a complete trial, of
     its first launch; None: nothing was launched."""
     found = []

@@ -1,4 +1,4 @@
-"""Figures of a mission: ends of trials, shortages of memory, use of the GPU, trials an hour."""
+"""Figures of a long search: ends of trials, shortages of memory, GPU use, trials an hour."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from statistics import mean
 
-from mission_files import AGENTS, Line, MissionFolder, lines
-from mission_record import Trial, first_steps, trials_of
+from long_search_files import AGENTS, Line, LongSearchFolder, lines
+from long_search_record import Trial, first_steps, trials_of
 
 BASELINE: Line = {
     "source": "field reports: 85-90 % of trials succeed, 3 workers; throughput of their way to "
@@ -83,7 +83,7 @@ def shortages(trials: Sequence[Trial]) -> Line:
     }
 
 
-def samples_of(files: MissionFolder) -> list[tuple[float, float]]:
+def samples_of(files: LongSearchFolder) -> list[tuple[float, float]]:
     if not files.gpu.exists():
         return []
     cells = [line.split(",") for line in files.gpu.read_text(encoding="utf-8").splitlines()]
@@ -96,7 +96,7 @@ def busy_share(samples: Samples, windows: Sequence[Window]) -> float | None:
     return mean(found) if found else None
 
 
-def gpu_use(files: MissionFolder, trials: list[Trial]) -> Line:
+def gpu_use(files: LongSearchFolder, trials: list[Trial]) -> Line:
     """Return the GPU's utilisation in whole pieces, from the first training step of each piece on,
     and from that of each turn on."""
     samples, pieces = samples_of(files), lines(files.pieces)
@@ -118,7 +118,7 @@ def gpu_use(files: MissionFolder, trials: list[Trial]) -> Line:
     }
 
 
-def rates(files: MissionFolder, trials: list[Trial]) -> Line:
+def rates(files: LongSearchFolder, trials: list[Trial]) -> Line:
     """Return trials an hour: of each agent in its turns, of all in whole pieces, and without the
     start-up of turns; and the bounds of the baseline."""
     alone = [trial for trial in trials if trial.by_itself]
@@ -174,7 +174,7 @@ def most_at_once(trials: Sequence[Trial]) -> int:
     return max(accumulate(change for _, change in changes), default=0)
 
 
-def summary(files: MissionFolder) -> Line:
+def summary(files: LongSearchFolder) -> Line:
     trials, pieces = trials_of(files), lines(files.pieces)
     reasons = Counter((trial.state, trial.reason) for trial in trials)
     codes = Counter(str(turn["code"]) for turn in lines(files.turns))

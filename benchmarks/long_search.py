@@ -1,8 +1,8 @@
 """Search with all four agents on one GPU for an hour, in pieces, and report what became of it.
 
-    python benchmarks/mission.py run FOLDER --seconds 540      start, or resume, for 540 seconds
-    python benchmarks/mission.py pack FOLDER FILE              what the next piece needs
-    python benchmarks/mission.py table FOLDER                  tables, and dated JSON
+    python benchmarks/long_search.py run FOLDER --seconds 540    start, or resume, for 540 s
+    python benchmarks/long_search.py pack FOLDER FILE            what the next piece needs
+    python benchmarks/long_search.py table FOLDER                tables, and dated JSON
 
 `run` calls `supermax tune` with the preset `max`, whose space is searched as it is, for each of
 criteria, evidence, share and joint in turn. It pauses each after an equal share of the time, as
@@ -37,9 +37,9 @@ import sys
 from datetime import date
 from pathlib import Path
 
-from mission_pack import pack, unpack
-from mission_run import Options, run
-from mission_table import table
+from long_search_pack import pack, unpack
+from long_search_run import Options, run
+from long_search_table import table
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> int:
     running.add_argument("--agents", nargs="+", help="in this piece; default: all four")
     add_options(running)
     packing.add_argument("file", type=Path)
-    reading.add_argument("--into", type=Path, help="JSON; default: results/mission-DATE.json")
+    reading.add_argument("--into", type=Path, help="JSON; default: results/long-search-DATE.json")
     options = parser.parse_args(arguments)
     if options.part == "table":
         return table(options.folder, options.into or _dated())
@@ -88,7 +88,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _dated() -> Path:
-    return RESULTS / f"mission-{date.today().isoformat()}.json"
+    return RESULTS / f"long-search-{date.today().isoformat()}.json"
 
 
 if __name__ == "__main__":

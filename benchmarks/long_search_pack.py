@@ -1,4 +1,4 @@
-"""Pack of a mission's folder, from which another machine resumes it.
+"""Pack of a long search's folder, from which another machine resumes it.
 
 folder ──pack()──▶ FILE.tar.gz ──unpack()──▶ folder, without weights and checkpoints
 """

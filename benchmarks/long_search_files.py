@@ -1,6 +1,6 @@
-"""Files of the mission's folder, shared by its parts. Imports neither torch nor the engine.
+"""Files of the long search's folder, shared by its parts. Imports neither torch nor the engine.
 
-mission.json     options of the search
+long-search.json     options of the search
 pairs.csv        the data; AGENT.yaml: settings of `supermax tune`; AGENT.db: its study
 AGENT.log        its output
 pieces.jsonl     a line per piece: machine, GPU, begin and end
@@ -21,12 +21,12 @@ Line = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class MissionFolder:
+class LongSearchFolder:
     path: Path
 
     @property
     def options(self) -> Path:
-        return self.path / "mission.json"
+        return self.path / "long-search.json"
 
     @property
     def pairs(self) -> Path:
