@@ -83,9 +83,11 @@ def answer_metrics(rows: Sequence[Row], answers: Sequence[Answer]) -> dict[str, 
 
 
 def number_metrics(rows: Sequence[Row], numbers: Sequence[float]) -> dict[str, float]:
-    """Return Spearman's and Pearson's correlation."""
+    """Return Spearman's and Pearson's correlation; 0 if all numbers are equal, NaN in scipy."""
     from scipy import stats  # type: ignore[import-untyped]
 
+    if len(set(numbers)) == 1:
+        return {"spearman": 0.0, "pearson": 0.0}
     true = [row.value for row in rows]
     return {
         "spearman": float(stats.spearmanr(true, numbers).statistic),
@@ -96,7 +98,11 @@ def number_metrics(rows: Sequence[Row], numbers: Sequence[float]) -> dict[str, f
 def label_metrics(
     rows: Sequence[Row], probabilities: Sequence[Sequence[float]]
 ) -> dict[str, float]:
-    """Return macro and micro F1 at a threshold of 0.5, and the mean average precision."""
+    """Return macro and micro F1 at a threshold of 0.5, and the mean average precision.
+
+    A label that no row has is left out of the mean: its average precision is not defined, and 0 in
+    scikit-learn.
+    """
     from sklearn.metrics import average_precision_score, f1_score
 
     likely = np.asarray(probabilities)
@@ -108,7 +114,9 @@ def label_metrics(
         f"{average}_f1": float(f1_score(true, found, average=average, zero_division=0))
         for average in ("macro", "micro")
     }
-    return f1 | {"auprc": float(average_precision_score(true, likely, average="macro"))}
+    occurs = true.any(axis=0)
+    precision = average_precision_score(true[:, occurs], likely[:, occurs], average="macro")
+    return f1 | {"auprc": float(precision)}
 
 
 def entity_metrics(rows: Sequence[Row], tags: Sequence[Sequence[str]]) -> dict[str, float]:
@@ -116,7 +124,7 @@ def entity_metrics(rows: Sequence[Row], tags: Sequence[Sequence[str]]) -> dict[s
 
     `tags`: those predicted, one for each word. Needs the package seqeval.
     """
-    from seqeval import metrics  # type: ignore[import-not-found]
+    from seqeval import metrics  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
     true, found = [list(row.tags) for row in rows], [list(some) for some in tags]
     return {

@@ -108,7 +108,12 @@ def test_metrics_of_labels_and_numbers_by_hand() -> None:
     assert found["macro_f1"] == pytest.approx((1 + 2 / 3) / 2)
     assert found["micro_f1"] == pytest.approx(6 / 7)
     assert found["auprc"] == 1
-    numbers = metrics.number_metrics([data.Row("", value=v) for v in (1, 2, 4)], [1, 3, 2])
+    more = metrics.label_metrics(rows, [[0.9, 0.6, 0.1], [0.8, 0.7, 0.2], [0.1, 0.2, 0.3]])
+    assert more["auprc"] == 1  # no row has the third label
+    assert more["macro_f1"] == pytest.approx((1 + 2 / 3) / 3)
+    rated = [data.Row("", value=v) for v in (1, 2, 4)]
+    assert metrics.number_metrics(rated, [2, 2, 2])["spearman"] == 0
+    numbers = metrics.number_metrics(rated, [1, 3, 2])
     assert numbers["spearman"] == pytest.approx(0.5)
     assert numbers["pearson"] == pytest.approx(np.corrcoef([1, 2, 4], [1, 3, 2])[0, 1])
 
