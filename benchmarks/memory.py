@@ -1,6 +1,7 @@
 """Measure the accuracy of memory estimates on this GPU, and whether plans fit.
 
     python benchmarks/memory.py estimates        at least 60 configurations of all families
+    python benchmarks/memory.py estimates --groups LoRA,EuroBERT     those of some groups
     python benchmarks/memory.py sweep            220 configurations of the classic space in 24 GiB
     python benchmarks/memory.py concurrency      24 short trials, one to eight at a time
     python benchmarks/memory.py table            summary of the results so far
@@ -21,7 +22,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -51,6 +52,25 @@ from supermax.training.steps.memory_limits import limit_memory
 BUDGET = 24 << 30
 BF16 = Execution(device="cuda", precision="bf16")
 FAMILIES = list(FULL)
+ADAPTED = [
+    "bert-base-uncased",
+    "bert-large-uncased",
+    "roberta-base",
+    "xlm-roberta-base",
+    "microsoft/deberta-v3-base",
+    "sentence-transformers/all-MiniLM-L6-v2",
+    "answerdotai/ModernBERT-base",
+    "EuroBERT/EuroBERT-210m",
+    "EuroBERT/EuroBERT-610m",
+]
+"""Encoders that are measured with LoRA."""
+HEADS = ["token-classification", "multilabel", "regression"]
+"""Agents that are measured with encoders of four families."""
+WITH_HEADS = ["bert-base-uncased", "roberta-large", "answerdotai/ModernBERT-base", ADAPTED[-2]]
+LORA, EURO_BERT, OTHERS = "LoRA", "EuroBERT", "other"
+GROUPS = [LORA, EURO_BERT, *HEADS, OTHERS]
+LORA_ERROR = 10
+"""Largest error of an estimate with LoRA, in percent."""
 Line = dict[str, Any]
 Keep = Callable[[Line], None]
 Todo = Callable[[str], bool]
@@ -74,8 +94,51 @@ def wanted(encoder: str, batch: int, length: int, details: Line, **more: object)
 # Estimates.
 
 
-def configurations() -> Iterator[tuple[str, Config, int, bool, int]]:
-    """Yield encoder, configuration, micro-batch, checkpointing, micro-batches per update."""
+Estimated = tuple[str, Config, int, bool, int]
+"""Encoder, configuration, micro-batch, checkpointing, micro-batches per update."""
+
+
+def configurations() -> Iterator[Estimated]:
+    yield from _all_encoders()
+    yield from _adapters()
+    yield from _heads()
+
+
+def group_of(encoder: str, agent: str, adapter: str) -> str:
+    """Return the group of a configuration in the table."""
+    if adapter != "none":
+        return LORA
+    if agent in HEADS:
+        return agent
+    return EURO_BERT if EURO_BERT in encoder else OTHERS
+
+
+def _adapters() -> Iterator[Estimated]:
+    shapes = [(16, 128, False), (32, 384, False), (16, 512, True)]
+    agents = ["criteria", *HEADS]
+    for i, encoder in enumerate(ADAPTED):
+        for j, (batch, length, checkpointing) in enumerate(shapes):
+            times = 1 + (i + j) % 2
+            adapter = {
+                "name": "lora",
+                "rank": (4, 16, 64)[(i + j) % 3],
+                "dropout": (0.0, 0.05)[i % 2],
+                "target_modules": ("all-linear", "attention")[(i + j) % 2],
+            }
+            more = {"agent": agents[(i + j) % 4], "adapter": adapter}
+            config = wanted(encoder, batch * times, length, details={}, **more)
+            yield encoder, config, batch, checkpointing, times
+
+
+def _heads() -> Iterator[Estimated]:
+    for i, encoder in enumerate(WITH_HEADS):
+        for j, agent in enumerate(HEADS):
+            for batch, length, times in ((16, 128, 1), (32, 384, 1 + (i + j) % 2)):
+                config = wanted(encoder, batch * times, length, details={}, agent=agent)
+                yield encoder, config, batch, False, times
+
+
+def _all_encoders() -> Iterator[Estimated]:
     for i, encoder in enumerate(FAMILIES):
         large = "large" in encoder
         shapes = [
@@ -105,10 +168,11 @@ def configurations() -> Iterator[tuple[str, Config, int, bool, int]]:
             yield encoder, config, batch, checkpointing, times
 
 
-def estimates(todo: Todo, keep: Keep) -> None:
+def estimates(todo: Todo, keep: Keep, groups: Sequence[str] = GROUPS) -> None:
     for encoder, config, batch, checkpointing, times in configurations():
         key = f"estimate {config.model_dump_json()} {batch} {checkpointing} {times}"
-        if not todo(key):
+        group = group_of(encoder, config.agent, config.adapter.name)
+        if group not in groups or not todo(key):
             continue
         execution = replace(BF16, micro_batch=batch, checkpoint_activations=checkpointing)
         sources = [find(config.encoder.name)] * (2 if config.agent == "joint" else 1)
@@ -118,6 +182,7 @@ def estimates(todo: Todo, keep: Keep) -> None:
         keep(
             {
                 "key": key, "part": "estimates", "encoder": encoder, "agent": config.agent,
+                "group": group, "adapter": config.adapter.model_dump(),
                 "micro_batch": batch, "length": spec.length, "checkpointing": checkpointing,
                 "micro_batches": times, "optimizer": spec.optimizer, "frozen": spec.frozen,
                 "predicted": found.allocated - found.saved, "reserve": found.reserved,
@@ -277,6 +342,25 @@ def plannable() -> dict[str, dict[str, int]]:
     return found
 
 
+def by_group(lines: list[Line]) -> list[tuple[str, str, str, bool]]:
+    """Return a row of the summary for each group of configurations."""
+    rows = []
+    for group in GROUPS:
+        # Lines of earlier versions have no group, and none of them has an adapter.
+        some = [
+            x for x in lines if x.get("group", group_of(x["encoder"], x["agent"], "none")) == group
+        ]
+        if not some:
+            continue
+        errors = [abs(x["predicted"] / x["allocated"] - 1) * 100 for x in some]
+        short = sum(x["reserved"] > x["reserve"] for x in some)
+        found = f"{statistics.median(errors):.2f} %, at most {max(errors):.2f} %, {short} short"
+        limit = f"at most {LORA_ERROR} %" if group == LORA else ""
+        name = f"error, {group}: {len(some)} configurations"
+        rows.append((name, found, limit, group != LORA or max(errors) <= LORA_ERROR))
+    return rows
+
+
 def table(lines: list[Line], path: Path) -> int:
     rows: list[tuple[str, str, str, bool]] = []
     some = [line for line in lines if line["part"] == "estimates"]
@@ -290,6 +374,7 @@ def table(lines: list[Line], path: Path) -> int:
             ("95th percentile", f"{high:.2f} %", "<= 12 %", high <= 12),
             ("needed more than their reservation", str(short), "0", short == 0),
         ]
+        rows += by_group(some)
     swept = [line for line in lines if line["part"] == "sweep"]
     if swept:
         lost = sum(r["lost"] for r in swept)
@@ -328,9 +413,19 @@ def main() -> int:
     )
     parser.add_argument("part", choices=["estimates", "sweep", "concurrency", "table"])
     parser.add_argument("--seconds", type=float, default=500)
+    parser.add_argument(
+        "--groups",
+        type=lambda names: names.split(","),
+        default=GROUPS,
+        help=f"estimates: some of {', '.join(GROUPS)}",
+    )
     name = f"memory-{date.today().isoformat()}.jsonl"
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results" / name)
     options = parser.parse_args()
+    if unknown := set(options.groups) - set(GROUPS):
+        parser.error(
+            f"there is no group {', '.join(sorted(unknown))}; there are {', '.join(GROUPS)}"
+        )
     path, until = options.results, time.monotonic() + options.seconds
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
@@ -348,9 +443,11 @@ def main() -> int:
 
     if options.part != "table":
         try:
-            {"estimates": estimates, "sweep": sweep, "concurrency": concurrency}[options.part](
-                lambda key: key not in done, keep
-            )
+            if options.part == "estimates":
+                estimates(lambda key: key not in done, keep, options.groups)
+            else:
+                part = {"sweep": sweep, "concurrency": concurrency}[options.part]
+                part(lambda key: key not in done, keep)
         except TimeIsUp:
             print("Time is up; the same command continues.", file=sys.stderr)
     return table(lines, path)

@@ -1,20 +1,21 @@
 """Compare metrics of Supermax with plain transformers, on public data with the same settings.
 
-    python benchmarks/parity.py run DATA ENCODER [TASK ...] [--sides plain,ours] [--seeds 5]
+    python benchmarks/parity.py run DATA ENCODER [TASK ...] [--sides trainer,ours] [--seeds 5]
     python benchmarks/parity.py table
 
-DATA: a folder with TweetEval tasks (tweeteval-emotion.csv, tweeteval-irony.csv: columns text,
-label, split) and SQuAD 2.0 questions (squad2-dev.csv: passage, asked, answer, start, title), as
-.csv or .csv.gz. ENCODER: a folder or a name that transformers loads. A process does `--each` runs;
-each result is a line in --results, and existing results are not run again. Other sides: "ours
-eager", "ours compiled" (other step executors), "ours padded" (random batches without packing),
-"ours sorted" (pools of fifty batches sorted by length).
+DATA: a folder with the files that parity_data.py names. ENCODER: a folder or a name that
+transformers loads. A process does `--each` runs; each result is a line in --results, and existing
+results are not run again. Sides: "trainer" (a plain script with Trainer), "plain" (a plain loop of
+PyTorch), "ours". By default those are compared that a task has: "trainer" and "ours", and "plain"
+and "ours" for share and joint, which transformers has no model for. Other sides: "trainer raw"
+(numbers that are not standardised), "ours eager", "ours compiled" (other step executors), "ours
+padded" (random batches without packing), "ours sorted" (pools of fifty batches sorted by length).
+wnut needs the package seqeval.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import subprocess
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from parity_data import TASKS, read
+from parity_data import TASKS, Split, Task, read
 
 _EXECUTION = {
     "ours": {"compiled": False},
@@ -37,38 +38,64 @@ _EXECUTION = {
     "ours padded": {"compiled": False},
     "ours sorted": {"compiled": False},
 }
-SIDES = ("plain", *_EXECUTION)
+_LOOP, _TRAINER = "plain", "trainer"
+_REFERENCES = (_TRAINER, _LOOP)
+"""Sides that the others are compared with: the first one that has results."""
+_OF_TRAINER = ("criteria", "multilabel", "regression", "token-classification", "evidence")
+_OF_LOOP = ("criteria", "evidence", "share", "joint")
 Line = dict[str, Any]
 
 
+def default_sides(task: Task) -> list[str]:
+    return [_TRAINER if task.agent in _OF_TRAINER else _LOOP, "ours"]
+
+
+def has_side(task: Task, side: str) -> bool:
+    """Return True if a task can be run by a side."""
+    if side == "trainer raw":
+        return task.agent == "regression"
+    agents = {_LOOP: _OF_LOOP, _TRAINER: _OF_TRAINER}.get(side)
+    return side in _EXECUTION if agents is None else task.agent in agents
+
+
 def several(
-    data: Path, encoder: str, name: str, side: str, seeds: Sequence[int], results: Path
+    folder: Path, encoder: str, name: str, side: str, seeds: Sequence[int], results: Path
 ) -> None:
     """Run the seeds of one side in this process; append a line for each."""
     task = TASKS[name]
-    train_rows, held, labels = read(data, task)
+    data = read(folder, task)
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     with tempfile.TemporaryDirectory() as cache:
         for seed in seeds:
             started = time.perf_counter()
-            if side == "plain":
-                import parity_plain as plain
-
-                epochs = list(plain.train(task, encoder, train_rows, held, len(labels), seed))
-            else:
-                import parity_ours as ours
-
-                ours.change(side)
-                epochs = ours.train(task, encoder, train_rows, held, labels, seed, Path(cache),
-                                    **_EXECUTION[side])  # fmt: skip
+            epochs = _trained(task, encoder, data, side, seed, Path(cache))
             line = {
                 "task": name, "side": side, "seed": seed, "epochs": epochs,
-                "rows": len(train_rows), "held_out": len(held),
+                "rows": len(data[0]), "held_out": len(data[1]),
                 "seconds": round(time.perf_counter() - started, 1),
                 "device": device, "torch": torch.__version__,
             }  # fmt: skip
             with results.open("a") as file:
                 file.write(json.dumps(line) + "\n")
+
+
+def _trained(
+    task: Task, encoder: str, data: Split, side: str, seed: int, cache: Path
+) -> list[dict[str, float]]:
+    """Return the held-out metrics after each epoch, and import the libraries of one side only."""
+    if side == _LOOP:
+        import parity_plain as plain
+
+        return list(plain.train(task, encoder, data, seed))
+    if side.startswith(_TRAINER):
+        import parity_trainer as trainer
+
+        return trainer.train(task, encoder, data, seed, raw=side == "trainer raw")
+    import parity_ours as ours
+
+    ours.change(side)
+    prepared = ours.prepared_for(task, encoder, data, seed, cache, **_EXECUTION[side])
+    return ours.train(prepared, *data[1:])
 
 
 def run(options: argparse.Namespace) -> int:
@@ -78,9 +105,10 @@ def run(options: argparse.Namespace) -> int:
     wanted = []
     for first in range(0, options.seeds, options.each):
         seeds = range(first, min(options.seeds, first + options.each))
-        for task, side in itertools.product(options.tasks, options.sides.split(",")):
-            left = [seed for seed in seeds if (task, side, seed) not in done]
-            wanted += [(task, side, left)] if left else []
+        for task in options.tasks:
+            for side in options.sides or default_sides(TASKS[task]):
+                left = [seed for seed in seeds if (task, side, seed) not in done]
+                wanted += [(task, side, left)] if left and has_side(TASKS[task], side) else []
     ends = time.monotonic() + options.seconds
 
     def work(what: tuple[str, str, list[int]]) -> str:
@@ -106,23 +134,26 @@ def lines_of(path: Path) -> list[Line]:
 
 
 def table(path: Path) -> None:
-    """Print means of the last epoch with 95 % intervals, and Welch's t-test against plain."""
-    from scipy import stats
+    """Print means of the last epoch with 95 % intervals, and Welch's t-test against Trainer or,
+    where there is none, against the plain loop."""
+    from scipy import stats  # type: ignore[import-untyped]
 
     lines = lines_of(path)
     print(f"{'task':12} {'metric':22} {'side':16} {'seeds':>5} {'mean':>7} {'±95 %':>7} "
-          f"{'- plain':>8} {'p':>7} {'epoch 1':>8} {'seconds':>8}")  # fmt: skip
+          f"{'- ref.':>8} {'p':>7} {'epoch 1':>8} {'seconds':>8}")  # fmt: skip
     for name, task in TASKS.items():
         for metric in task.metrics:
-            reference = _values(lines, name, "plain", metric)
-            for side in dict.fromkeys(x["side"] for x in lines if x["task"] == name):
+            sides = dict.fromkeys(x["side"] for x in lines if x["task"] == name)
+            base = next((side for side in _REFERENCES if side in sides), _LOOP)
+            reference = _values(lines, name, base, metric)
+            for side in sides:
                 values = _values(lines, name, side, metric)
                 half = float("nan")
                 if len(values) > 1:
                     half = float(stats.sem(values) * stats.t.ppf(0.975, len(values) - 1))
                 mean = sum(values) / len(values)
                 more = " " * 16
-                if side != "plain" and len(reference) > 1 and len(values) > 1:
+                if side != base and len(reference) > 1 and len(values) > 1:
                     p = stats.ttest_ind(values, reference, equal_var=False).pvalue
                     more = f"{mean - sum(reference) / len(reference):+8.4f} {p:7.3f}"
                 early = _values(lines, name, side, metric, epoch=0)
@@ -146,7 +177,7 @@ def main() -> int:
     running.add_argument("data", type=Path)
     running.add_argument("encoder")
     running.add_argument("tasks", nargs="*", default=list(TASKS))
-    running.add_argument("--sides", default="plain,ours")
+    running.add_argument("--sides", type=lambda names: names.split(","))
     running.add_argument("--seeds", type=int, default=5)
     running.add_argument("--jobs", type=int, default=8)
     running.add_argument("--seconds", type=float, default=86_400, help="time limit")

@@ -1,27 +1,35 @@
-"""Data, settings and metrics that both sides of parity.py share. Nothing here imports Supermax.
+"""Data and settings that all sides of parity.py share. Nothing here imports Supermax.
 
-    file ──read()──▶ rows ──split()──▶ training rows, held-out rows
+    files ──read()──▶ training rows, held-out rows, names of classes, labels or entity types
 
-Metrics are written from the published rules: macro F1 as scikit-learn computes it, token F1 and
-exact match as SQuAD 2.0 defines them.
-"""
+| task | files, under these names | from |
+|---|---|---|
+| emotion, irony | tweeteval-emotion.csv, tweeteval-irony.csv: text, label, split | TweetEval |
+| squad… | squad2-dev.csv: passage, asked, answer, start, title | SQuAD 2.0, half of its dev set |
+| goemotions | goemotions-ekman-train.tsv, -dev.tsv, goemotions-ekman-labels.txt | data/ekman of the GitHub repository monologg/GoEmotions-pytorch |
+| stsb | stsb-en-train.csv, stsb-en-dev.csv | data of PhilipMay/stsb-multi-mt |
+| wnut | wnut17train.conll, emerging.dev.conll | leondz/emerging_entities_17 |
+
+All may be compressed (.gz).
+"""  # noqa: E501
 
 from __future__ import annotations
 
-import collections
 import csv
 import gzip
 import io
 import random
-import re
-import string
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 HELD_OUT = 3
 """Number of held-out articles of SQuAD."""
 CLIP, WARMUP, DECAY, DROPOUT = 1.0, 0.1, 0.01, 0.1
+LABEL_THRESHOLD = 0.5
+"""Probability above which a label is predicted."""
+MOST_TRAINED, MOST_HELD_OUT = 3000, 2000
+"""Rows of goemotions, stsb and wnut that are drawn, so that a training takes seconds on a GPU."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +50,14 @@ class Task:
 
 
 _SQUAD = ("has_answer_f1", "has_answer_exact", "has_answer_position_f1", "best_squad_f1")
+_LABELS = ("macro_f1", "micro_f1", "auprc")
+_ENTITIES = ("entity_f1", "entity_precision", "entity_recall")
 TASKS = {
     "emotion": Task("tweeteval-emotion", "criteria", ("macro_f1",), 128, 5, rate=1e-4),
     "irony": Task("tweeteval-irony", "criteria", ("macro_f1",), 128, 5, rate=1e-4),
+    "goemotions": Task("goemotions-ekman", "multilabel", _LABELS, 128, 5, rate=1e-4),
+    "stsb": Task("stsb-en", "regression", ("spearman", "pearson"), 128, 5, rate=1e-4),
+    "wnut": Task("wnut17", "token-classification", _ENTITIES, 128, 5, rate=1e-4, stride=32),
     "squad": Task("squad2-dev", "evidence", _SQUAD, 384, 4),
     "squad-others": Task("squad2-dev", "evidence", _SQUAD, 384, 4, held_from=HELD_OUT),
     "squad-share": Task("squad2-dev", "share", ("macro_f1", *_SQUAD), 384, 3),
@@ -55,25 +68,100 @@ TASKS = {
 @dataclass(frozen=True)
 class Row:
     text: str
-    label: int
+    label: int = -1
+    """Class; -1: the task has none."""
     question: str = ""
+    """First text of a pair."""
     start: int = -1
     """First character of the answer; -1: no answer."""
     answer: str = ""
     group: str = ""
     split: str = ""
+    value: float = 0.0
+    labels: tuple[int, ...] = ()
+    words: tuple[str, ...] = ()
+    """Words of the text, which a space separates, where they have tags."""
+    tags: tuple[str, ...] = ()
+
+    @property
+    def word_spans(self) -> list[tuple[int, int]]:
+        """Characters [start, end) of each word."""
+        spans, start = [], 0
+        for word in self.words:
+            spans.append((start, start + len(word)))
+            start += len(word) + 1
+        return spans
 
 
-def read(folder: Path, task: Task) -> tuple[list[Row], list[Row], list[str]]:
-    """Return training rows, held-out rows and label names."""
-    path = next(
-        p for p in (folder / f"{task.file}.csv", folder / f"{task.file}.csv.gz") if p.exists()
-    )
-    raw = path.read_bytes()
-    text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode()
-    table = list(csv.DictReader(io.StringIO(text, newline="")))
-    if "passage" in table[0]:
-        return _squad(table, task.held_from)
+Split = tuple[list[Row], list[Row], list[str]]
+
+
+def read(folder: Path, task: Task) -> Split:
+    """Return training rows, held-out rows, and names of classes, labels or entity types."""
+    if task.agent == "multilabel":
+        names = content(folder / f"{task.file}-labels.txt").split()
+        train, held = (content(folder / f"{task.file}-{part}.tsv") for part in ("train", "dev"))
+        return _drawn(sets_of_labels(train), sets_of_labels(held), names)
+    if task.agent == "regression":
+        train, held = (content(folder / f"{task.file}-{part}.csv") for part in ("train", "dev"))
+        return _drawn(rated_pairs(train), rated_pairs(held), [])
+    if task.agent == "token-classification":
+        files = f"{task.file}train.conll", "emerging.dev.conll"
+        rows, others = (list(tagged_sentences(content(folder / name))) for name in files)
+        return _drawn(rows, others, entity_types([*rows, *others]))
+    table = list(csv.DictReader(io.StringIO(content(folder / f"{task.file}.csv"), newline="")))
+    return _squad(table, task.held_from) if "passage" in table[0] else _classes(table)
+
+
+def content(path: Path) -> str:
+    """Return the text of a file, or of its compressed version."""
+    if path.exists():
+        return path.read_bytes().decode()
+    return gzip.decompress(path.with_name(f"{path.name}.gz").read_bytes()).decode()
+
+
+def _drawn(train: Iterable[Row], held: Iterable[Row], names: list[str]) -> Split:
+    """Draw rows if there are more than needed: the same ones for all sides and seeds."""
+    return _sample(train, MOST_TRAINED), _sample(held, MOST_HELD_OUT), names
+
+
+def _sample(rows: Iterable[Row], most: int) -> list[Row]:
+    found = list(rows)
+    return found if len(found) <= most else random.Random(0).sample(found, most)
+
+
+def sets_of_labels(text: str) -> Iterator[Row]:
+    """Yield the rows of GoEmotions: text, numbers of labels with commas, id; without quoting."""
+    for line in text.split("\n"):
+        if line:
+            words, labels, name = line.split("\t")
+            yield Row(words, labels=tuple(sorted(map(int, labels.split(",")))), group=name)
+
+
+def rated_pairs(text: str) -> Iterator[Row]:
+    """Yield the rows of STS-B: two sentences and their similarity from 0 to 5, as CSV."""
+    for i, (first, second, value) in enumerate(csv.reader(io.StringIO(text, newline=""))):
+        yield Row(second, question=first, value=float(value), group=str(i))
+
+
+def tagged_sentences(text: str) -> Iterator[Row]:
+    """Yield the sentences of WNUT17: a word and its tag per line; blank lines separate them."""
+    pairs: list[list[str]] = []
+    number = 0
+    for line in [*text.split("\n"), ""]:
+        if line.strip():
+            pairs.append(line.split("\t"))
+        elif pairs:
+            words, tags = zip(*pairs, strict=True)
+            yield Row(" ".join(words), words=words, tags=tags, group=str(number))
+            number, pairs = number + 1, []
+
+
+def entity_types(rows: Sequence[Row]) -> list[str]:
+    return sorted({tag.partition("-")[2] for row in rows for tag in row.tags if tag != "O"})
+
+
+def _classes(table: Sequence[dict[str, str]]) -> Split:
     labels = sorted({line["label"] for line in table})
     rows = [
         Row(line["text"], labels.index(line["label"]), group=str(i), split=line["split"])
@@ -83,9 +171,7 @@ def read(folder: Path, task: Task) -> tuple[list[Row], list[Row], list[str]]:
     return [r for r in rows if r.split == "train"], [r for r in rows if r.split in held], labels
 
 
-def _squad(
-    table: Sequence[dict[str, str]], held_from: int
-) -> tuple[list[Row], list[Row], list[str]]:
+def _squad(table: Sequence[dict[str, str]], held_from: int) -> Split:
     """Hold out the questions of three articles. The class is whether there is an answer."""
     titles = sorted({line["title"] for line in table})
     random.Random(0).shuffle(titles)
@@ -97,71 +183,3 @@ def _squad(
     ]  # fmt: skip
     train = [row for row in rows if row.group not in held]
     return train, [row for row in rows if row.group in held], ["none", "answer"]
-
-
-# Metrics.
-
-
-def macro_f1(true: Sequence[int], predicted: Sequence[int]) -> float:
-    from sklearn.metrics import f1_score
-
-    return float(f1_score(true, predicted, average="macro"))
-
-
-def normalised(text: str) -> list[str]:
-    """Return tokens: lower case, without punctuation and articles, split at white space."""
-    lower = "".join(c for c in text.lower() if c not in string.punctuation)
-    return re.sub(r"\b(a|an|the)\b", " ", lower).split()
-
-
-def answer_f1(predicted: str, gold: str) -> float:
-    """Return the token F1 of SQuAD 2.0; if one is empty, 1 if both are, else 0."""
-    ours, theirs = normalised(predicted), normalised(gold)
-    if not ours or not theirs:
-        return float(ours == theirs)
-    common = sum((collections.Counter(ours) & collections.Counter(theirs)).values())
-    return 2 * common / (len(ours) + len(theirs))
-
-
-def position_f1(text: str, predicted: tuple[int, int], gold: tuple[int, int]) -> float:
-    """Return the F1 of the words that spans touch, by position, not by text."""
-    words = [match.span() for match in re.finditer(r"\S+", text)]
-    ours, theirs = (
-        {i for i, (begin, end) in enumerate(words) if begin < b and end > a}
-        for a, b in (predicted, gold)
-    )
-    return 2 * len(ours & theirs) / max(1, len(ours) + len(theirs))
-
-
-@dataclass(frozen=True)
-class Answer:
-    """Best span of a row, and the margin of its score over that of no answer."""
-
-    begin: int
-    end: int
-    margin: float
-
-
-def answer_metrics(rows: Sequence[Row], answers: Sequence[Answer]) -> dict[str, float]:
-    """Return F1 and exact match of rows with an answer; F1 of all with the best threshold."""
-    f1, exact, positions, changes = [], [], [], []
-    for row, answer in zip(rows, answers, strict=True):
-        given = row.text[answer.begin : answer.end]
-        score = answer_f1(given, row.answer)
-        changes.append((answer.margin, score - float(not row.answer)))
-        if row.answer:
-            gold = (row.start, row.start + len(row.answer))
-            f1.append(score)
-            exact.append(normalised(given) == normalised(row.answer))
-            positions.append(position_f1(row.text, (answer.begin, answer.end), gold))
-    # Start with no answers, then add them by decreasing margin.
-    total = best = float(sum(not row.answer for row in rows))
-    for _, change in sorted(changes, key=lambda change: -change[0]):
-        total += change
-        best = max(best, total)
-    return {
-        "has_answer_f1": sum(f1) / len(f1),
-        "has_answer_exact": sum(exact) / len(exact),
-        "has_answer_position_f1": sum(positions) / len(positions),
-        "best_squad_f1": best / len(rows),
-    }

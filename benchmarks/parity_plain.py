@@ -1,6 +1,7 @@
-"""Plain side of parity.py: PyTorch and transformers as their documentation uses them.
+"""Plain side of parity.py: a loop of PyTorch and transformers as their documentation uses them.
 
-Nothing here imports Supermax. One process, eager, dynamic padding, random batches, AdamW without
+Nothing here imports Supermax. It has share and joint, which transformers has no model for, and the
+agents with one of their heads. One process, eager, dynamic padding, random batches, AdamW without
 weight decay on biases and norms, linear schedule with warm-up, clipping, bf16 autocast on a GPU.
 """
 
@@ -12,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from parity_data import CLIP, DECAY, DROPOUT, WARMUP, Answer, Row, Task, answer_metrics, macro_f1
+from parity_data import CLIP, DECAY, DROPOUT, WARMUP, Row, Split, Task
+from parity_metrics import Answer, answer_metrics, macro_f1
 from torch import Tensor, nn
 from transformers import (
     AutoModel,
@@ -203,10 +205,9 @@ def loss_of(outputs: tuple[Tensor | None, ...], batch: dict[str, Tensor]) -> Ten
     return sum(parts) * (0.5 if several else 1.0)  # type: ignore[return-value]
 
 
-def train(
-    task: Task, encoder: str, train_rows: list[Row], held: list[Row], classes: int, seed: int
-) -> Iterator[dict[str, float]]:
+def train(task: Task, encoder: str, data: Split, seed: int) -> Iterator[dict[str, float]]:
     """Yield the held-out metrics after each epoch."""
+    train_rows, held, names = data
     torch.manual_seed(seed)
     shuffling = random.Random(seed)
     tokenizer = AutoTokenizer.from_pretrained(encoder)
@@ -215,7 +216,7 @@ def train(
         features += class_features(train_rows, tokenizer, task.length)
     if task.agent != "criteria":
         features += span_features(train_rows, tokenizer, task.length, task.stride)
-    model = MODELS[task.agent](encoder, classes).to(DEVICE)
+    model = MODELS[task.agent](encoder, len(names)).to(DEVICE)
     decayed = [p for p in model.parameters() if p.ndim > 1]
     plain = [p for p in model.parameters() if p.ndim <= 1]
     optimizer = torch.optim.AdamW(
@@ -271,14 +272,14 @@ def evaluate(
         for feature, (_, starts, ends) in outputs(
             span_features(held, tokenizer, task.length, task.stride)
         ):
-            answer = _answer(feature, starts, ends, task.max_answer)
+            answer = best_answer(feature, starts, ends, task.max_answer)
             if feature.row not in best or answer.margin > best[feature.row].margin:
                 best[feature.row] = answer
         found |= answer_metrics(held, [best[i] for i in range(len(held))])
     return found
 
 
-def _answer(feature: Feature, starts: Tensor, ends: Tensor, longest: int) -> Answer:
+def best_answer(feature: Feature, starts: Tensor, ends: Tensor, longest: int) -> Answer:
     """Return the best span of a window."""
     count = len(feature.ids)
     inside = torch.tensor([a >= 0 for a, _ in feature.offsets])

@@ -1,7 +1,7 @@
 """Measure training speed on this GPU against Hugging Face Trainer in the same run.
 
     python benchmarks/speed.py steady [TASK ...]     samples per second in the steady state
-    python benchmarks/speed.py trials [TASK]         whole trials, in a search
+    python benchmarks/speed.py trials [TASK ...]     whole trials, in a search
     python benchmarks/speed.py parts [TASK]          profile of a captured step, by kind of kernel
     python benchmarks/speed.py start [TASK]          time to the first step, and a trial's overhead
     python benchmarks/speed.py growth [TASK]         time and memory over many trials in one cell
@@ -9,7 +9,9 @@
 
 Contenders train the same encoder, from the same configuration, on the same pairs, with the same
 effective batch, optimizer, schedule, clipping and precision (bf16); only the fp32 baseline has its
-own precision and padded length. Every measurement is a line in --results. Every command that
+own precision and padded length. Tasks such as multilabel16 have the other agents, on the same
+texts; "trials TASK --contenders '1 cell' --no-cudnn" compares whole trials of an agent, with and
+without start-up. Every measurement is a line in --results. Every command that
 compares contenders measures Trainer too: ratios are within one command.
 """
 
@@ -71,7 +73,8 @@ def _measure(options: argparse.Namespace, keep: Keep) -> None:
         names = [SHORT.get(word, word) for word in words]
         counts = options.trials, options.reference_trials, options.baseline_trials
         numbers = {name: how_many(name, *counts) for name in ["Trainer", *names]}
-        trials(first, names, numbers, keep)
+        for name in options.tasks or [first]:
+            trials(name, names, numbers, keep, options.no_cudnn)
     elif options.part == "parts":
         from speed_parts import parts
 
@@ -106,6 +109,12 @@ def _options() -> argparse.Namespace:
     )
     limit = f"trials of the fp32 baseline, within {BASELINE_SECONDS:.0f} s"
     parser.add_argument("--baseline-trials", **number, default=3, help=limit)
+    parser.add_argument(
+        "--no-cudnn",
+        action="store_true",
+        help="trials: Trainer and the plain loop do without cuDNN's attention too, which builds "
+        "kernels for each dropout and length",
+    )
     parser.add_argument("--repeat", **number, default=200, help="growth: number of short trials")
     parser.add_argument("--seconds", type=float, default=400, help="growth: time limit")
     parser.add_argument(
@@ -125,7 +134,7 @@ def _problem(options: argparse.Namespace) -> str | None:
     """Return what is wrong with the options; None if nothing is."""
     if unknown := set(options.tasks) - set(TASKS):
         return f"there is no task {', '.join(sorted(unknown))}; there are {', '.join(TASKS)}"
-    if len(options.tasks) > 1 and options.part != "steady":
+    if len(options.tasks) > 1 and options.part not in WITH_TRAINER:
         return f"{options.part} takes one task at a time"
     if options.part == "parts" and DEVICE == "cpu":
         return "parts needs a GPU, and there is none here"

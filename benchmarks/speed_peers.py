@@ -11,13 +11,18 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from speed_tasks import CLIP, DEVICE, MIXED, WARMUP, Task, config_of
+from speed_agents import label_of, logits_of, loss_of
+from speed_tasks import CLIP, DEVICE, MIXED, WARMUP, NotAvailable, Task, config_of
 from torch import Tensor
-from torch.nn.functional import cross_entropy
-from transformers import TrainingArguments
+from transformers import (
+    DataCollatorForTokenClassification,
+    DataCollatorWithPadding,
+    TrainingArguments,
+)
 
+from supermax.agents import agent_of
 from supermax.training.config import ScheduleConfig
-from supermax.training.data.examples import Corpus
+from supermax.training.data.examples import Corpus, Example
 from supermax.training.models.assembly import Inputs, Model
 from supermax.training.models.encoders import load_encoder, prepared_config
 from supermax.training.models.sources import find
@@ -28,21 +33,23 @@ from supermax.training.steps.execution import autocast
 
 EVALUATED = 64
 """Batch size of evaluation."""
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 Row = dict[str, Any]
 
 
 class Network(torch.nn.Module):
     """Model of Supermax with the interface that Trainer expects."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, agent: str) -> None:
         super().__init__()
-        self.model = model
+        self.model, self._agent = model, agent
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor, labels: Tensor
     ) -> dict[str, Tensor]:
-        logits = self.model(Inputs(input_ids, attention_mask, token_type_ids)).classes
-        return {"loss": cross_entropy(logits.float(), labels), "logits": logits}
+        inputs = Inputs(input_ids, attention_mask, token_type_ids)
+        outputs = self.model(*[inputs] * len(self.model.encoders))
+        return {"loss": loss_of(self._agent, outputs, labels), **logits_of(outputs)}
 
 
 class Peer:
@@ -50,6 +57,7 @@ class Peer:
 
     def __init__(self, what: Task, corpus: Corpus, folder: Path) -> None:
         self.what, self.source = what, find(what.encoder)
+        self._labels = len(corpus.label_names) or 2
         texts = [text for e in corpus.examples for text in (e.question, e.text) if text]
         self.tokenizer = tokenizer_for(self.source, texts, folder)
 
@@ -57,14 +65,34 @@ class Peer:
         """Return a new network with the same initial weights."""
         torch.manual_seed(1)
         made = prepared_config(self.source, dropout, dropout, **special_ids(self.tokenizer))
-        return Network(Model(config_of(self.what), [load_encoder(self.source, made)], 2))
+        agent = self.what.agent
+        encoders = [load_encoder(self.source, made) for _ in range(agent_of(agent).encoders)]
+        return Network(Model(config_of(self.what), encoders, self._labels), agent)
 
     def rows(self, corpus: Corpus, **more: object) -> list[Row]:
-        cut = {"truncation": True, "max_length": self.what.length, "return_token_type_ids": True}
-        return [
-            {**self.tokenizer(e.question, e.text, **(cut | more)), "label": e.label}
-            for e in corpus.examples
-        ]
+        return [self._row(example, more) for example in corpus.examples]
+
+    def _row(self, example: Example, more: dict[str, object]) -> Row:
+        settings: Any = {
+            "truncation": True,
+            "max_length": self.what.length,
+            "return_token_type_ids": True,
+            "return_offsets_mapping": True,
+            **more,
+        }
+        texts = [[text] for text in (example.question, example.text) if text]
+        encoded = self.tokenizer(*texts, **settings)
+        row = {name: encoded[name][0] for name in INPUTS}
+        # The collator for tags pads the column labels.
+        column = "labels" if self.what.agent == "token-classification" else "label"
+        return {**row, column: label_of(self.what.agent, example, encoded, self._labels)}
+
+    @property
+    def collator(self) -> DataCollatorWithPadding | DataCollatorForTokenClassification:
+        """Collator of Trainer."""
+        if self.what.agent == "token-classification":
+            return DataCollatorForTokenClassification(self.tokenizer)
+        return DataCollatorWithPadding(self.tokenizer)
 
 
 def training_arguments(what: Task, folder: Path, **more: object) -> TrainingArguments:
@@ -95,6 +123,8 @@ class BareLoop:
     def __init__(
         self, peer: Peer, rows: list[Row], rate: float, epochs: int, dropout: float = 0.1
     ) -> None:
+        if peer.what.agent != "criteria":
+            raise NotAvailable(f"the plain loop has no data of {peer.what.agent}")
         self._rows, self._batch = rows, peer.what.batch
         self._pad = int(peer.tokenizer.pad_token_id)
         self._lengths = np.array([len(row["input_ids"]) for row in rows])

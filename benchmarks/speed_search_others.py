@@ -13,12 +13,12 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import optuna
 from optuna.pruners import NopPruner
+from speed_agents import metric_of
 from speed_baseline import open_study, suggested
-from speed_peers import BareLoop, Peer, macro_f1, training_arguments
-from speed_tasks import EPOCHS, TASKS, Line, Task, choice, corpus_of, validation_of
+from speed_peers import BareLoop, Peer, training_arguments
+from speed_tasks import EPOCHS, TASKS, Line, NotAvailable, Task, choice, corpus_of, validation_of
 from speed_trials import BASELINE_SECONDS, BASELINE_WORKERS, Finished, finished_of, summarised
 from transformers import EvalPrediction, Trainer
 
@@ -30,13 +30,15 @@ def trainer_search(what: Task, number: int, since: float, folder: Path) -> Line:
     ends: list[float] = []
     values: list[float] = []
 
+    metric = metric_of(what.agent)
+
     def metrics(prediction: EvalPrediction) -> dict[str, float]:
-        return {"f1": macro_f1(prediction.label_ids, np.argmax(prediction.predictions, axis=-1))}
+        return {"metric": metric(prediction.predictions, prediction.label_ids)}
 
     def objective(found: dict[str, float]) -> float:
         ends.append(time.time())
-        values.append(found["eval_f1"])
-        return found["eval_f1"]
+        values.append(found["eval_metric"])
+        return found["eval_metric"]
 
     run = Trainer(
         None,
@@ -45,6 +47,7 @@ def trainer_search(what: Task, number: int, since: float, folder: Path) -> Line:
         train_dataset=peer.rows(corpus),
         eval_dataset=peer.rows(validation_of(corpus)),
         processing_class=peer.tokenizer,
+        data_collator=peer.collator,
         compute_metrics=metrics,
     )
     run.hyperparameter_search(
@@ -91,6 +94,8 @@ def baseline_search(what: Task, number: int, since: float, folder: Path) -> Line
     Workers are warm when their first trial begins, so all trials count. If they do not finish in
     time, the duration of a trial is extrapolated from the steps they made.
     """
+    if what.agent != "criteria":
+        raise NotAvailable(f"the fp32 baseline has no data of {what.agent}")
     storage = f"sqlite:///{folder / 'baseline.db'}"
     study = open_study(storage, number)
     name = next(name for name, one in TASKS.items() if one == what)

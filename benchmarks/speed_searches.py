@@ -10,7 +10,7 @@ import json
 import statistics
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from optuna.pruners import NopPruner
@@ -50,7 +50,7 @@ def _our_search(what: Task, cells: Cells, number: int, since: float, folder: Pat
 
     corpus = corpus_of(what)
     search = Search(
-        "criteria",
+        what.agent,
         corpus,
         str(folder / "s.db"),
         folder / "cache",
@@ -100,14 +100,21 @@ def _queued(study: Study, number: int) -> Iterator[None]:
     yield
 
 
-def _search(contender: str, what: Task, number: int, since: float, folder: Path) -> Line:
+def _search(
+    contender: str, what: Task, number: int, since: float, folder: Path, no_cudnn: bool
+) -> Line:
+    """Run a search. `no_cudnn`: Trainer and the plain loop do without cuDNN's attention, as
+    Supermax always does."""
     if (cells := cells_of(contender)) is not None:
         with cells.shared():
             return _our_search(what, cells, number, since, folder)
     from speed_search_others import bare_search, baseline_search, trainer_search
 
+    from supermax.training.models.attention import without_cudnn_attention
+
     others = {BARE: bare_search, BASELINE: baseline_search}
-    return others.get(contender, trainer_search)(what, number, since, folder)
+    with without_cudnn_attention() if no_cudnn else nullcontext():
+        return others.get(contender, trainer_search)(what, number, since, folder)
 
 
 def main() -> None:
@@ -116,11 +123,15 @@ def main() -> None:
     parser.add_argument("task")
     parser.add_argument("number", type=int)
     parser.add_argument("since", type=float)
+    parser.add_argument("--no-cudnn", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         what = TASKS[options.task]
         try:
-            line = _search(options.contender, what, options.number, options.since, Path(folder))
+            line = _search(
+                options.contender, what, options.number, options.since, Path(folder),
+                options.no_cudnn,
+            )  # fmt: skip
         except NotAvailable as error:
             raise SystemExit(str(error)) from None
     print(json.dumps(line), flush=True)

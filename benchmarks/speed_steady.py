@@ -101,6 +101,7 @@ def trainer(what: Task, folder: Path) -> Line:
         training_arguments(what, folder, num_train_epochs=MEASURED, learning_rate=RATE),
         train_dataset=rows,
         processing_class=peer.tokenizer,
+        data_collator=peer.collator,
         callbacks=[clock],
     )
     ready = time.perf_counter()

@@ -54,10 +54,16 @@ def ratio(line: Line, lines: Iterable[Line], key: str, over: str = REFERENCE) ->
 
 def _of_run(line: Line, lines: Iterable[Line], key: str, over: str = REFERENCE) -> float | None:
     """Return the figure of Trainer, or another contender, in the run of this line."""
+    one = _line_of_run(line, lines, over)
+    return float(one[key]) if one is not None and key in one else None
+
+
+def _line_of_run(line: Line, lines: Iterable[Line], over: str = REFERENCE) -> Line | None:
+    """Return the line of Trainer, or another contender, in the run of this line."""
     for one in lines:
         same = all(one[k] == line[k] for k in ("part", "run", "task"))
-        if same and one["contender"] == over and key in one:
-            return float(one[key])
+        if same and one["contender"] == over:
+            return one
     return None
 
 
@@ -119,6 +125,11 @@ def _trials(some: list[Line], lines: list[Line]) -> tuple[list[Table], list[Row]
         caption="metric: median of the trials that all contenders ran; best: of all its own",
     )  # fmt: skip
     bars = []
+    by_task = Table(
+        "task", "Trainer: s a trial", "one cell", "×", f"Trainer: {MANY} trials", "one cell", "×",
+        title="whole trials by task, without and with start-up",
+        caption=f"{MANY} trials: from the start of the process, extrapolated from the trials run",
+    )  # fmt: skip
     for task in dict.fromkeys(line["task"] for line in some):
         here = [line for line in some if line["task"] == task]
         same, title = _tried_by_all(here), TASKS[task].title
@@ -131,12 +142,38 @@ def _trials(some: list[Line], lines: list[Line]) -> tuple[list[Table], list[Row]
             there = _of_run(line, lines, "per_trial")
             cells = _trial_cells(line, times, there, _metric(line, same))
             shown.add_row(title, line["contender"], *cells)
+        if TASKS[task].trial_bar is not None:
+            bars += _one_cell(here, lines, by_task)
         bars += [
             at_least(f"{title}, trials: best over {name}", max(reached[over]), bar)
             for over, (name, bar) in _OVER.items()
             if reached[over] and TASKS[task].best is not None
         ]
-    return [shown], bars
+    return [shown, *([by_task] if by_task.row_count else [])], bars
+
+
+def _one_cell(here: list[Line], lines: list[Line], by_task: Table) -> list[Row]:
+    """Add one cell and Trainer, in the same run, to the table; return the threshold."""
+    ours = next((line for line in here if line["contender"] == "1 cell"), None)
+    if ours is None:
+        return []
+    task = TASKS[ours["task"]]
+    times = ratio(ours, lines, "per_trial")
+    there = _line_of_run(ours, lines)
+    if times is not None and there is not None:
+        steady, whole = zip(*((x["per_trial"], _many(x)) for x in (there, ours)), strict=True)
+        by_task.add_row(
+            task.title, *(f"{x:.2f}" for x in steady), _times(times),
+            *(f"{x:.0f} s" for x in whole), _times(whole[0] / whole[1]),
+        )  # fmt: skip
+    assert task.trial_bar is not None
+    return [at_least(f"{task.title}: a trial in one cell", times, task.trial_bar)]
+
+
+def _many(line: Line) -> float:
+    """Return seconds of MANY trials, from the start of the process."""
+    rest: float = (MANY - line.get("together", 1)) * line["per_trial"]
+    return float(line["before_first"]) + rest
 
 
 def _tried_by_all(some: list[Line]) -> set[tuple[float, ...]]:
@@ -156,7 +193,6 @@ def _trial_cells(
 ) -> list[str]:
     if "failed" in line:
         return ["failed", *[""] * 9, line["failed"][:50]]
-    many = line["before_first"] + (MANY - line.get("together", 1)) * line["per_trial"]
     faults = ", ".join(f"{count} {kind}" for kind, count in line.get("faults", {}).items())
     extrapolated = "extrapolated" if line.get("reckoned") else ""
     return [
@@ -166,7 +202,7 @@ def _trial_cells(
         _times(times[BASELINE]),
         f"{line['before_first']:.1f} s",
         f"{line['trials']} in {line['whole']:.0f} s",
-        f"{line['whole']:.0f} s" if line["trials"] == MANY else f"≈ {many:.0f} s",
+        f"{line['whole']:.0f} s" if line["trials"] == MANY else f"≈ {_many(line):.0f} s",
         f"{metric:.3f}" if metric is not None else "",
         f"{line['best']:.3f}" if "best" in line else "",
         str(line.get("cells", "")),

@@ -18,6 +18,7 @@ os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 import torch
+from speed_agents import Pair, labelled
 
 from supermax.engine.processes import mps
 from supermax.memory.budgets import GpuBudget
@@ -70,6 +71,9 @@ class Task:
     """Required speed-up of the best contender over Trainer; None: no threshold."""
     pairs: int = PAIRS
     whole_posts: bool = False
+    agent: str = "criteria"
+    trial_bar: float | None = None
+    """Required speed-up of trials in one cell over those of Trainer; None: no threshold."""
     called: str = ""
     """Name in tables, if it is not the name of the encoder."""
 
@@ -79,7 +83,7 @@ class Task:
 
 
 TASKS = {
-    "base16": Task("untrained/bert-base-uncased", 16, 128, bar=6.0, best=10.0),
+    "base16": Task("untrained/bert-base-uncased", 16, 128, bar=6.0, best=10.0, trial_bar=4.0),
     "base64": Task("untrained/bert-base-uncased", 64, 128, bar=3.0),
     "large16": Task("untrained/bert-large-uncased", 16, 128, bar=4.0),
     "deberta16": Task("untrained/microsoft/deberta-v3-base", 16, 128),
@@ -89,8 +93,28 @@ TASKS = {
     "trained16": Task(os.environ.get("MINILM", "minilm"), 16, 128, called="MiniLM, pretrained"),
     "tiny": Task("tiny", 16, 128, pairs=200),
 }
+AGENTS = {
+    "multilabel16": "multilabel",
+    "regression16": "regression",
+    "tokens16": "token-classification",
+    "answers16": "evidence",
+    "share16": "share",
+    "joint16": "joint",
+}
+"""Tasks of the other agents, by name."""
 COMPARED = [name for name in TASKS if name not in ("trained16", "tiny")]
 """Tasks of `steady`: encoders of real sizes, from their configuration."""
+for _name, _agent in AGENTS.items():
+    # A pair is two sequences where there are classes and spans.
+    _pairs = PAIRS // 2 if _agent in ("share", "joint") else PAIRS
+    TASKS[_name] = replace(
+        TASKS["base16"], agent=_agent, bar=None, best=None, pairs=_pairs,
+        called=f"bert-base-uncased, {_agent}",
+    )  # fmt: skip
+    TASKS[f"tiny-{_agent}"] = replace(
+        TASKS["tiny"], agent=_agent, pairs=TASKS["tiny"].pairs * _pairs // PAIRS,
+        called=f"tiny, {_agent}",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -110,22 +134,24 @@ def corpus_of(what: Task) -> Corpus:
     """Return labelled pairs of a criterion and a text: sentences, or whole posts."""
     made = synthetic(difficulty=0.5, seed=0)
     texts = [e.text for e in made.classes]
-    examples = tuple(
-        replace(e, text=" ".join(texts[i : i + SENTENCES[i % len(SENTENCES)]]))
-        for i, e in enumerate(made.classes[: what.pairs])
-    )
+    counts = [SENTENCES[i % len(SENTENCES)] for i in range(what.pairs)]
+    pairs = [
+        Pair(replace(e, text=" ".join(texts[i : i + count])), len(e.text), count)
+        for i, (e, count) in enumerate(zip(made.classes, counts, strict=False))
+    ]
     if what.whole_posts:
         posts = (made.spans * 4)[: what.pairs]
-        examples = tuple(
-            replace(e, id=f"{e.id} {i}", label=int(bool(e.spans)), spans=None)
+        pairs = [
+            Pair(replace(e, id=f"{e.id} {i}", label=int(bool(e.spans)), spans=None), 0, 1)
             for i, e in enumerate(posts)
-        )
-    return Corpus("pairs", made.label_names, examples)
+        ]
+    return labelled(what.agent, pairs, made.label_names)
 
 
 def validation_of(corpus: Corpus) -> Corpus:
     """Return an eighth of the pairs: the evaluation must take its time, not be independent."""
-    return Corpus("some", corpus.label_names, corpus.examples[::8])
+    chosen = {example.id for example in corpus.examples[::8]}
+    return replace(corpus.only(lambda example: example.id in chosen), name="some")
 
 
 def config_of(
@@ -139,6 +165,7 @@ def config_of(
     dropouts = {"dropout": dropout, "attention_dropout": dropout}
     return read_config(
         {
+            "agent": what.agent,
             "encoder": {"name": what.encoder, **dropouts},
             "text": {"max_length": what.length, "doc_stride": 0},
             "train": {"effective_batch": what.batch, "epochs": epochs, "clip": CLIP, "seed": seed},

@@ -26,12 +26,19 @@ UNTIMED = 2
 """Trials before the timed ones, so that start-up is not timed."""
 
 
-def trials(name: str, contenders: Sequence[str], numbers: dict[str, int], keep: Keep) -> None:
+def trials(
+    name: str,
+    contenders: Sequence[str],
+    numbers: dict[str, int],
+    keep: Keep,
+    no_cudnn: bool = False,
+) -> None:
     """Run the searches, Trainer's always first. `numbers`: trials by contender."""
     run = f"{time.time():.0f}"
     for contender in dict.fromkeys([REFERENCE, *contenders]):
         line = {"part": "trials", "run": run, "task": name, "contender": contender}
-        keep(line | _searched(name, contender, numbers[contender]))
+        line |= {"attention": "no cuDNN"} if no_cudnn else {}
+        keep(line | _searched(name, contender, numbers[contender], no_cudnn))
 
 
 def how_many(contender: str, trials: int, reference: int, baseline: int) -> int:
@@ -48,10 +55,11 @@ def how_many(contender: str, trials: int, reference: int, baseline: int) -> int:
     return -(-max(wanted, least) // each) * each
 
 
-def _searched(name: str, contender: str, number: int) -> Line:
+def _searched(name: str, contender: str, number: int, no_cudnn: bool) -> Line:
     since = time.time()
     script = str(HERE / "speed_searches.py")
     command = [sys.executable, script, contender, name, str(number), str(since)]
+    command += ["--no-cudnn"] * no_cudnn
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith('{"trials"')]
     if done.returncode or not lines:
