@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import subprocess
@@ -15,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from supermax.errors import UserError
+from supermax.training.loop import train
 from supermax.training.models import architectures, sources
 from supermax.training.models.assembly import Model
 from supermax.training.models.encoders import (
@@ -34,7 +36,7 @@ from supermax.training.steps.batches import by_length, collate, micro_batches, o
 from supermax.training.steps.step import loss_denominators, loss_of
 from tests import ROOT
 from tests.few import a_few
-from tests.training.corpora import config, ready
+from tests.training.corpora import Quiet, config, ready
 
 FAMILIES = sorted(set(architectures.TINY) - {"tiny"})
 AGENTS = ["criteria", "evidence", "share", "joint", "token-classification"]
@@ -340,9 +342,12 @@ def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyPatc
     assert len(missing) == 2
 
 
-def test_more_frozen_layers_than_there_are_is_a_mistake(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="3 layers cannot be frozen: the encoder has 2"):
-        ready(tmp_path, config(encoder={"frozen_layers": 3}))
+def test_more_frozen_layers_than_there_are_freeze_all(tmp_path: Path) -> None:
+    found = ready(tmp_path, config(encoder={"frozen_layers": 3}))
+    trained = {name.split(".")[0] for name, p in found.model.named_parameters() if p.requires_grad}
+    assert trained
+    assert not any(p.requires_grad for p in found.model.encoders[0].model.parameters())
+    assert math.isfinite(train(found, Quiet()).curve[0]["train_loss"])
 
 
 def test_full_size_architectures_have_the_published_sizes() -> None:

@@ -235,10 +235,8 @@ def depth_of(encoder: nn.Module) -> dict[str, int]:
 
 
 def freeze(encoder: nn.Module, layers: int) -> None:
-    """Freeze the embeddings and the first `layers` layers; 0 freezes nothing."""
-    total = len(layer_list(encoder)[1])
-    if layers > total:
-        raise UserError(f"{layers} layers cannot be frozen: the encoder has {total}.")
+    """Freeze the embeddings and the first `layers` layers; 0 freezes nothing. A smaller encoder is
+    frozen as a whole: a space may have encoders of several sizes."""
     if layers:
         depths = depth_of(encoder)
         for name, parameter in encoder.named_parameters():
