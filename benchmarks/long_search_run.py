@@ -29,7 +29,7 @@ sys.path.append(str(Path(__file__).parent / "faults"))
 
 from processes import TAG, tagged  # isort: skip
 
-from supermax._util.attributes import TINY, UNTRAINED
+from supermax._util.attributes import UNTRAINED
 from supermax.memory.devices import Gpu, Nvml, gpus
 from supermax.space import load
 from supermax.training.data.examples import Example
@@ -147,14 +147,7 @@ def settings(files: LongSearchFolder, agent: str, options: Options) -> Line:
         "cache": "cache",
         # Disks of rented machines are small, and nobody reads these weights.
         "top": 1,
-        **_frozen_layers(options),
     }
-
-
-def _frozen_layers(options: Options) -> Line:
-    """Return settings without the numbers of frozen layers that tiny encoders do not have."""
-    tiny = set(options.encoders or ()) & set(TINY)
-    return {"narrow": {"encoder.frozen_layers": {"low": 0, "high": 2}}} if tiny else {}
 
 
 def full_size() -> list[str]:
