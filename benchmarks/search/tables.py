@@ -1,16 +1,21 @@
-"""Recorded learning curves of a task, on which searches are replayed. families.py reads them."""
+"""Recorded learning curves of a task, on which searches are replayed. families.py reads them.
+
+Needs only Optuna and NumPy: a peer uses it, too.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
 
-from supermax._util.attributes import ParamValue
+if TYPE_CHECKING:
+    from supermax._util.attributes import ParamValue
 
-Params = Mapping[str, ParamValue]
+Params = Mapping[str, "ParamValue"]
 
 
 @dataclass(frozen=True)

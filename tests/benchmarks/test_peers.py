@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -44,6 +45,16 @@ class PausesAndPromotes:
 
 serve(lambda spec: ("1.0", PausesAndPromotes(spec)))
 """
+
+
+def test_what_peers_share_needs_neither_supermax_nor_torch() -> None:
+    """Environments of peers do not have them."""
+    code = (
+        "import sys; sys.modules |= {'supermax': None, 'torch': None}; "
+        f"sys.path[:0] = [{str(PEERS_FOLDER)!r}, {str(PEERS_FOLDER.parent)!r}]; "
+        "import optuna_method, serve"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.fixture
