@@ -10,6 +10,8 @@ Prints, for the tasks of the tuning half:
     ranges        values of the best tenth and twentieth of the configurations of each task
     rates         the same for learning rates, in tenths of their range
     preset        how many of the best tenth are outside the ranges of the preset `standard`
+    batches       learning rate and best epoch of the best tenth by effective batch, what early
+                  stopping saves and loses there, and what short schedules lose on all
     selection     best configuration of one seed, and what its other seeds and the test split give
     race          test score of the winner of a race with one fresh seed, less that of the best
                   configuration of the first seed, for two rules that choose the winner
@@ -54,6 +56,8 @@ Lines = dict[Item, Line]
 Split = Literal["validation", "test"]
 Measure = Callable[[np.ndarray, np.ndarray], float]
 SHARES = (0.05, 0.1)
+BATCHES = (16, 32, 64)
+PATIENCE = (1, 2, 3)
 _RESAMPLES = 1000
 
 
@@ -228,6 +232,63 @@ def preset_rows(lines: Lines, names: Sequence[str]) -> Iterator[list[str]]:
         yield [name, f"{0.1 * outside.sum():.1f}", *counts]
 
 
+def stopped_early(scores: Sequence[float], patience: int) -> tuple[int, float]:
+    """Return the epochs of a training that stops after `patience` epochs without improvement, and
+    its best score."""
+    lead, worse = -np.inf, 0
+    for epoch, score in enumerate(scores, 1):
+        lead, worse = (score, 0) if score > lead else (lead, worse + 1)
+        if worse == patience:
+            return epoch, float(lead)
+    return len(scores), float(lead)
+
+
+class BatchGroup(NamedTuple):
+    """Trainings with the same effective batch."""
+
+    best: list[Line]
+    """Those of the best tenth of each task."""
+    rates: list[float]
+    """Their learning rates."""
+    shortened: dict[int, list[float]]
+    """By epochs: score of the complete short schedule less that of nine epochs."""
+
+
+def _batch_group(lines: Lines, names: Sequence[str], batch: int) -> BatchGroup:
+    known = configurations()
+    numbers = {i for i, each in enumerate(known) if each["train.effective_batch"] == batch}
+    group = BatchGroup([], [], {epochs: [] for epochs in SHORT})
+    for name in names:
+        top = [i for i in best(lines, name, 0.1) if i in numbers]
+        group.best.extend(training(lines, name, i) for i in top)
+        group.rates.extend(known[i]["optim.lr"] for i in top)
+        found = guesses(lines, name)
+        inside = np.isin(found.numbers, list(numbers))
+        for epochs in SHORT:
+            difference = found.short[epochs] - found.truth["validation"]
+            group.shortened[epochs].extend(difference[inside])
+    return group
+
+
+def batch_rows(lines: Lines, names: Sequence[str]) -> Iterator[list[str]]:
+    """Yield what goes with each effective batch: learning rate, epochs, early stopping."""
+    yield ["task", "batch", "of the best tenth", "learning rate (geometric mean)", "best epoch",
+           *(f"patience {p}: epochs, loss" for p in PATIENCE),
+           *(f"schedule of {e} less {EPOCHS}" for e in SHORT)]  # fmt: skip
+    for title, chosen in [*((name, [name]) for name in names), ("all tasks", names)]:
+        for batch in BATCHES:
+            group = _batch_group(lines, chosen, batch)
+            scores = [np.nan_to_num(line.validation) for line in group.best]
+            cells = [f"{np.mean([np.argmax(each) + 1 for each in scores]):.1f}"]
+            for patience in PATIENCE:
+                stops = [stopped_early(each, patience) for each in scores]
+                lost = [max(each) - score for each, (_, score) in zip(scores, stops, strict=True)]
+                cells.append(f"{np.mean([e for e, _ in stops]):.1f}, {np.mean(lost):.3f}")
+            cells += [f"{np.mean(group.shortened[epochs]):+.3f}" for epochs in SHORT]
+            rate = f"{np.exp(np.mean(np.log(group.rates))):.1e}"
+            yield [title, str(batch), str(len(scores)), rate, *cells]
+
+
 def selection_rows(lines: Lines, names: Sequence[str]) -> Iterator[list[str]]:
     """Yield the best configuration of the first seed, with what other seeds and test give."""
     yield ["task", "configuration", "best of seed 1", "mean of seeds 2, 3", "selection bias",
@@ -298,6 +359,7 @@ PARTS: dict[str, Callable[[Lines, Sequence[str]], Iterator[list[str]]]] = {
     "ranges": range_rows,
     "rates": lr_rows,
     "preset": preset_rows,
+    "batches": batch_rows,
     "selection": selection_rows,
     "race": race_rows,
     "surrogates": surrogate_rows,

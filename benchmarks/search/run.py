@@ -52,7 +52,7 @@ def run_item(item: Item, options: argparse.Namespace) -> Run:
     started = time.process_time()
     other = earlier_task(item.task, item.seed, _tuning(options))
     earlier = families.read(other, families.sources_of(options)) if other else None
-    setting = Setting(_seed_of(item), budget, item.workers, dict(options.python), earlier)
+    setting = Setting(seed_of(item), budget, item.workers, dict(options.python), earlier)
     result = search(item.contender, table, setting)
     seconds = round(time.process_time() - started, 2)
     improvements = improvements_of(result, table)
@@ -70,7 +70,7 @@ def _tuning(options: argparse.Namespace) -> list[str]:
     return tasks_of("tuning", names, reason=None, log=REPORTING_LOG)
 
 
-def _seed_of(item: Item) -> int:
+def seed_of(item: Item) -> int:
     """Return the seed of a search: another one for each task. With the same one, tasks with equal
     spaces would begin with equal configurations, and would not be independent."""
     return zlib.crc32(f"{item.task} {item.seed}".encode()) % 2**31

@@ -66,6 +66,30 @@ def test_best_configurations_of_the_recording() -> None:
     assert float(selected[2]) == pytest.approx(max(values), abs=1e-3)
 
 
+def test_training_stops_after_epochs_without_improvement() -> None:
+    scores = [0.5, 0.4, 0.6, 0.6, 0.5, 0.9]
+    assert curves.stopped_early(scores, 1) == (2, 0.5)
+    assert curves.stopped_early(scores, 2) == (5, 0.6)
+    assert curves.stopped_early(scores, 3) == (6, 0.9)
+
+
+def test_batches_have_all_of_the_best_tenth() -> None:
+    lines, names = read_lines(RECORDING), curves.tuning_tasks()
+    title, *rows = curves.batch_rows(lines, names)
+    assert [row[0] for row in rows] == [n for n in (*names, "all tasks") for _ in curves.BATCHES]
+    assert sum(int(row[2]) for row in rows[-3:]) == 24 * len(names)
+    (first,) = (row for row in rows if row[:2] == [names[0], "16"])
+    top = curves.best(lines, names[0], 0.1)
+    known = configurations()
+    best16 = [i for i in top if known[i]["train.effective_batch"] == 16]
+    rates = [known[i]["optim.lr"] for i in best16]
+    assert float(first[3]) == pytest.approx(np.exp(np.log(rates).mean()), rel=0.05)
+    epochs = [np.argmax(curves.training(lines, names[0], i).validation) + 1 for i in best16]
+    assert float(first[4]) == pytest.approx(np.mean(epochs), abs=0.05)
+    losses = [[float(cell.split(", ")[1]) for cell in row[5:8]] for row in rows]
+    assert all(row == sorted(row, reverse=True) for row in losses), title
+
+
 def test_parts_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     curves.main(["--parts", "epochs", "rates"])
     printed = capsys.readouterr().out

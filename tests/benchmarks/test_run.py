@@ -89,5 +89,5 @@ def test_the_reporting_half_stays_closed(
 
 def test_tasks_begin_with_different_configurations() -> None:
     items = [run.Item("random", task, seed, 1, 1) for task in TASKS for seed in range(3)]
-    assert len({run._seed_of(item) for item in items}) == len(items)
-    assert run._seed_of(items[0]) == run._seed_of(items[0]._replace(contender="optuna"))
+    assert len({run.seed_of(item) for item in items}) == len(items)
+    assert run.seed_of(items[0]) == run.seed_of(items[0]._replace(contender="optuna"))

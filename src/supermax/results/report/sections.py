@@ -115,9 +115,9 @@ def race_table(facts: ReportFacts) -> Html:
         "fold": ("on the folds of a cross-validation, without the test split", "folds"),
     }[race.unit]
     note = (
-        f"Each configuration was trained again {how}. The winner is the best of the search whose "
-        f"mean is within one standard error of the best mean. A clearly worse configuration was "
-        f"stopped. Intervals (95%) are over {noise}."
+        f"Each configuration was trained again {how}. Among those whose mean is within one "
+        f"standard error of the best mean, the winner has the best value in the search. A clearly "
+        f"worse configuration was stopped. Intervals (95%) are over {noise}."
     )
     chosen = race.selection(maximize=direction == "maximize")
     return join(
