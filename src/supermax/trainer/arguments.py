@@ -66,9 +66,9 @@ def is_trainer(trainer: object) -> bool:
         return True
     if hasattr(trainer, "train"):
         raise UserError(
-            f"{type(trainer).__name__} is no subclass of transformers.Trainer, so its training "
+            f"{type(trainer).__name__} is no Trainer of transformers or SetFit, so its training "
             f"cannot be resumed or split. Call it in an objective of your own for "
-            f"supermax.optimize; docs/howto/trainer.md has one for SetFit."
+            f"supermax.optimize (docs/howto/own-objective.md)."
         )
     if callable(trainer):
         return False

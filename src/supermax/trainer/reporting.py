@@ -25,7 +25,7 @@ SAVE_SHARE = 10
 class TrialCallback(TrainerCallback):  # type: ignore[misc]
     """Connects one training to its trial.
 
-    `begin` is called with the arguments before the first step. `every`: a checkpoint precedes each
+    `begin` is called before the first step. `every`: a checkpoint precedes each
     report, however long it takes. `reports_all`: the study has several objectives, and a pruner
     that compares all of them.
     """
@@ -35,7 +35,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
         trainer: Any,
         trial: RemoteTrial,
         *,
-        begin: Callable[[Any], None],
+        begin: Callable[[], None],
         every: bool,
         reports_all: bool,
     ) -> None:
@@ -56,7 +56,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
     # Events, in the order in which they happen.
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._begin(args)
+        self._begin()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._report()

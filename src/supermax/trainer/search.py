@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -27,12 +28,14 @@ from supermax.trainer.arguments import (
     is_trainer,
     workers_of,
 )
+from supermax.trainer.attempt import SearchFunctions
 from supermax.trainer.checkpoints import ModelRetention, model_of
 from supermax.trainer.detaching import detached
 from supermax.trainer.hyperparameters import SpaceArguments, try_space
 from supermax.trainer.objective import TrainerObjective
 from supermax.trainer.options import SearchOptions, passed_on
 from supermax.trainer.plans import SplitPlanner
+from supermax.trainer.setfit import DIRECTION, check_setfit, is_setfit, setfit_factory
 from supermax.trainer.studies import open_search
 
 if TYPE_CHECKING:
@@ -44,7 +47,7 @@ def hyperparameter_search(
     hp_space: Callable[[Any], Mapping[str, Any]] | Space | None = None,
     compute_objective: Callable[[dict[str, float]], float | Sequence[float]] | None = None,
     n_trials: int | None = 20,
-    direction: str | Sequence[str] = "minimize",
+    direction: str | Sequence[str] | None = None,
     backend: object = None,
     hp_name: Callable[[Any], str] | None = None,
     **options: Unpack[SearchOptions],
@@ -56,17 +59,19 @@ def hyperparameter_search(
     smaller micro-batches with the same effective batch.
 
     Args:
-        trainer: A Trainer with ``model_init``, or of a subclass. Or a function without arguments
-            that returns one: it is called in each process, so nothing of the Trainer has to be
-            sent there.
+        trainer: A Trainer with ``model_init``, or of a subclass, or a Trainer of SetFit. Or a
+            function without arguments that returns one: it is called in each process, so nothing
+            of the Trainer has to be sent there.
         hp_space: Optuna function that returns training arguments by name, or a Space whose
-            parameters are named after them. None: that of transformers
+            parameters are named after them. None: that of transformers, or of SetFit
             (``default_hp_space_optuna``).
         compute_objective: Function of the metrics of an evaluation; with several directions it
             returns a sequence. None: that of transformers (``default_compute_objective``): the
             loss if there are no metrics, otherwise their sum.
         n_trials: Total number of finished trials of the study. None: no limit.
         direction: ``"minimize"``, ``"maximize"``, or a list of these for several objectives.
+            None: that of ``trainer.hyperparameter_search``: ``"minimize"``, with a Trainer of
+            SetFit ``"maximize"``.
         backend: None or ``"optuna"``.
         hp_name: Function of a trial that returns the name of its run, for loggers.
         options: Of ``optuna.create_study``: storage, study_name, sampler, pruner, load_if_exists
@@ -95,6 +100,60 @@ def hyperparameter_search(
         raise error.with_traceback(None) from None  # the message alone
 
 
+def _default_space(trial: Any) -> Mapping[str, Any]:
+    from transformers.trainer_utils import default_hp_space_optuna
+
+    space: Mapping[str, Any] = default_hp_space_optuna(trial)
+    return space
+
+
+@dataclass(frozen=True)
+class _Given:
+    """The argument `trainer`, and the defaults that follow from it."""
+
+    trainer: Any = None
+    """A Trainer that is sent to the cells; None: `factory` makes it there."""
+    factory: Callable[[], Any] | None = None
+    holder: Any = None
+    """Trainer in this process whose model may occupy a GPU; None: there is none."""
+    hp_space: Callable[[Any], Mapping[str, Any]] = _default_space
+    direction: str = "minimize"
+    output_dir: str = "."
+    modules: tuple[str, ...] = ()
+
+
+def _given(trainer: Any, *, prunes: bool) -> _Given:
+    """Check the argument `trainer`. `prunes`: the user has chosen a pruner."""
+    if is_setfit(trainer):
+        from setfit.utils import default_hp_space_optuna
+
+        check_setfit(trainer, prunes=prunes)
+        return _Given(
+            factory=setfit_factory(trainer),
+            holder=trainer.st_trainer,
+            hp_space=default_hp_space_optuna,
+            direction=DIRECTION,
+            output_dir=trainer.args.output_dir,
+            modules=("setfit",),
+        )
+    if not is_trainer(trainer):
+        return _Given(factory=trainer)
+    check_trainer(trainer)
+    return _Given(
+        trainer=trainer,
+        holder=trainer,
+        output_dir=trainer.args.output_dir,
+        modules=_modules_of(trainer),
+    )
+
+
+def _modules_of(trainer: Any) -> tuple[str, ...]:
+    """Return the module of a Trainer's model, which every cell would import."""
+    model = getattr(trainer, "model", None)
+    module = type(model).__module__
+    return (module,) if model is not None and module != "__main__" else ()
+
+
 class _Search:
     def __init__(
         self,
@@ -102,34 +161,38 @@ class _Search:
         hp_space: Any,
         compute_objective: Any,
         hp_name: Callable[[Any], str] | None,
-        direction: str | Sequence[str],
+        direction: str | Sequence[str] | None,
         options: SearchOptions,
     ) -> None:
-        from transformers.trainer_utils import default_compute_objective, default_hp_space_optuna
+        from transformers.trainer_utils import default_compute_objective
 
-        made = is_trainer(trainer)
-        self._trainer = trainer if made else None
-        self._options = options
-        if made:
-            check_trainer(trainer)
+        given = _given(trainer, prunes=options.get("pruner") is not None)
+        self._given, self._options = given, options
         self._space = hp_space if isinstance(hp_space, Space) else None
         suggest = SpaceArguments(self._space) if self._space else hp_space
-        pruner = options.get("pruner")
-        self._objective = TrainerObjective(
-            trainer=self._trainer,
-            factory=None if made else trainer,
-            hp_space=suggest or default_hp_space_optuna,
+        promotes = isinstance(options.get("pruner"), Promotion)
+        functions = SearchFunctions(
+            hp_space=suggest or given.hp_space,
             compute_objective=compute_objective or default_compute_objective,
             hp_name=hp_name,
-            reuse=bool(options.get("reuse_cells")),
-            every=isinstance(pruner, Promotion),
-            reports_all=isinstance(pruner, Promotion),
-            modules=_modules_of(self._trainer),
+            every=promotes,
+            reports_all=promotes,
         )
-        if made:
-            try_space(trainer, self._objective.hp_space)
-        output = trainer.args.output_dir if made else "."
-        self._study, self._run_dir = open_search(self._space, direction, output, options)
+        self._objective = TrainerObjective(
+            trainer=given.trainer,
+            factory=given.factory,
+            functions=functions,
+            reuse=bool(options.get("reuse_cells")),
+            modules=given.modules,
+        )
+        if given.trainer is not None:
+            try_space(given.trainer, functions.hp_space)
+        self._study, self._run_dir = open_search(
+            self._space,
+            given.direction if direction is None else direction,
+            given.output_dir,
+            options,
+        )
 
     def run(self, n_trials: int | None) -> BestRun | list[BestRun]:
         passed = passed_on(self._options)
@@ -138,7 +201,7 @@ class _Search:
         callbacks = callback_list(passed.pop("callbacks", None))
         if isinstance(callbacks, list | tuple):  # others are refused with the other arguments
             callbacks = [retention, *callbacks]
-        with detached(self._trainer) if self._trainer is not None else nullcontext():
+        with detached(self._given.holder) if self._given.holder is not None else nullcontext():
             summary = self._optimize(
                 n_trials=n_trials,
                 workers=workers_of(self._options),
@@ -156,7 +219,7 @@ class _Search:
         try:
             return optimize(self._study, self._objective, **arguments)
         except UserError as error:
-            if "cannot be sent to another process" not in str(error) or not self._trainer:
+            if "cannot be sent to another process" not in str(error) or not self._given.holder:
                 raise
             raise UserError(
                 f"{error} Or pass a function that makes the Trainer, in place of the Trainer: "
@@ -199,10 +262,3 @@ def _last_fault(trials: Sequence[FrozenTrial], run_dir: Path) -> str:
             named = f" Its log: {log}" if log.is_file() else ""
             return f" Trial {trial.number}: {in_short(faults[-1]['message'], 500)}.{named}"
     return ""
-
-
-def _modules_of(trainer: Any) -> tuple[str, ...]:
-    """Return the module of a Trainer's model, which every cell would import."""
-    model = getattr(trainer, "model", None)
-    module = type(model).__module__
-    return (module,) if model is not None and module != "__main__" else ()
