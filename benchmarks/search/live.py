@@ -13,7 +13,7 @@ search     one line per search: its trials, with the scores and the time of ever
 winners    trains the best configurations of each search with further seeds, for a race between
            them and for the metric of the test split
 table      regret of the incumbent, and test macro F1 of the configurations that a race and the
-           best value of a trial would choose (live_results.py)
+           best value of a trial would choose, and differences in pairs (live_results.py)
 """
 
 from __future__ import annotations
@@ -38,15 +38,13 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 import optuna
 from live_results import (
     BUDGET,
-    CONTESTANTS,
-    FRESH_SEEDS,
-    RACE_SEEDS,
     Config,
     Epoch,
     Key,
     Search,
     Training,
     best_of,
+    further_trainings,
     print_table,
     read_lines,
     score_of,
@@ -226,10 +224,9 @@ def run_winners(options: argparse.Namespace, trainer: Trainer) -> None:
     searches, done = read_lines(options.into)
     todo: list[tuple[tuple[Key, int, int], Config]] = []
     for key, found in searches.items():
-        ours = key.contender == "supermax"
-        seeds = (*RACE_SEEDS, *FRESH_SEEDS) if ours else FRESH_SEEDS
-        for place, chosen in enumerate(best_of(found)[: CONTESTANTS if ours else 1]):
-            todo += [((key, place, seed), chosen.params) for seed in seeds]
+        best = best_of(found)
+        todo += [((key, place, seed), best[place].params)
+                 for place, seed in further_trainings(key) if place < len(best)]  # fmt: skip
     todo = [item for item in todo if item[0] not in done]
     print(f"{len(todo)} trainings are missing.", flush=True)
     objective = TrainingObjective(

@@ -7,10 +7,11 @@ mean over seeds (tweeteval.py). The best value of a single training would be luc
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -69,6 +70,10 @@ class Training:
     epochs: list[Epoch]
 
 
+Trainings = dict[tuple[int, int], Training]
+"""Trainings of a search with further seeds, by place and seed."""
+
+
 def read_lines(file: Path) -> tuple[dict[Key, Search], dict[tuple[Key, int, int], Training]]:
     """Read the searches and the trainings that are done."""
     searches, trainings = {}, {}
@@ -119,20 +124,37 @@ def at_best(epochs: Sequence[Epoch]) -> Epoch:
     return max(epochs, key=lambda e: (score_of(e.validation), -e.epoch))
 
 
-def is_complete(found: Mapping[tuple[int, int], Training], key: Key) -> bool:
+def further_trainings(key: Key) -> list[tuple[int, int]]:
+    """Return place and seed of the trainings that a search needs after its end: those of a race,
+    and those with the seeds of the test."""
+    if key.contender != "supermax":
+        return [(0, seed) for seed in FRESH_SEEDS]
+    return list(itertools.product(range(CONTESTANTS), (*RACE_SEEDS, *FRESH_SEEDS)))
+
+
+def is_complete(key: Key, found: Trainings) -> bool:
     """Return whether a search has all its trainings with further seeds."""
-    ours = key.contender == "supermax"
-    seeds = (*RACE_SEEDS, *FRESH_SEEDS) if ours else FRESH_SEEDS
-    return all((place, s) in found for place in range(CONTESTANTS if ours else 1) for s in seeds)
+    return all(pair in found for pair in further_trainings(key))
 
 
-def raced(found: Mapping[tuple[int, int], Training]) -> int:
-    """Return the place of the winner of a race, as the search would run it."""
-    scores = {
+def _race_scores(found: Trainings) -> dict[tuple[int, int], float]:
+    return {
         pair: at_best(training.epochs).validation
         for pair, training in found.items()
         if pair[1] in RACE_SEEDS
     }
+
+
+def best_mean(found: Trainings) -> int:
+    """Return the place with the best mean over the seeds of a race."""
+    scores = _race_scores(found)
+    means = {p: np.mean([scores[p, s] for s in RACE_SEEDS]) for p in range(CONTESTANTS)}
+    return max(means, key=lambda place: means[place])
+
+
+def raced(found: Trainings) -> int:
+    """Return the place of the winner of a race, as the search would run it."""
+    scores = _race_scores(found)
     places = sorted({place for place, _ in scores})
     winner = race_state(places, scores, RaceRules(RACE_SEEDS)).winner
     return 0 if winner is None else winner
@@ -152,8 +174,9 @@ def incumbent_regret(found: Search, share: float) -> float:
 
 
 def print_table(file: Path) -> None:
+    """Print a row per task and contender, then the comparisons in pairs (pair_rows)."""
     searches, trainings = read_lines(file)
-    seeds: dict[Key, dict[tuple[int, int], Training]] = defaultdict(dict)
+    seeds: dict[Key, Trainings] = defaultdict(dict)
     for (key, place, seed), training in trainings.items():
         seeds[key][place, seed] = training
     groups: dict[tuple[str, str], list[Search]] = defaultdict(list)
@@ -166,7 +189,7 @@ def print_table(file: Path) -> None:
         regrets = [np.mean([incumbent_regret(s, x) for s in group]) for x in (0.25, 0.5, 1.0)]
         value = np.mean([best_of(s)[0].score for s in group])
         number = np.mean([len(s.params) for s in group])
-        own = [seeds[s.key] for s in group if is_complete(seeds[s.key], s.key)]
+        own = [seeds[s.key] for s in group if is_complete(s.key, seeds[s.key])]
         best = [fresh_test(each, 0) for each in own]
         winner = [fresh_test(each, raced(each)) for each in own]
         as_high = sum(new >= old for new, old in zip(winner, best, strict=True))
@@ -174,9 +197,42 @@ def print_table(file: Path) -> None:
         print(f"{task:16}{contender:12}{len(group):9}{number:7.0f}{regrets[0]:11.3f}"
               f"{regrets[1]:7.3f}{regrets[2]:7.3f}{value:11.4f}{len(own):7}"
               f"{tests[0]:11.4f}{tests[1]:12.4f}{as_high:9}")  # fmt: skip
+    print(*pair_rows(searches, seeds), sep="\n")
 
 
-def fresh_test(found: Mapping[tuple[int, int], Training], place: int) -> float:
+def pair_rows(searches: Mapping[Key, Search], seeds: Mapping[Key, Trainings]) -> Iterator[str]:
+    """Yield differences between `supermax` and `optuna` with the same task and seed, and between
+    the winner of a race and the best of its search."""
+    regrets, tests, by_rule, by_mean = [], [], [], []
+    for key in searches:
+        other = key._replace(contender="optuna")
+        if key.contender != "supermax" or other not in searches:
+            continue
+        regrets.append(-incumbent_regret(searches[key], 1) + incumbent_regret(searches[other], 1))
+        if is_complete(key, seeds[key]) and is_complete(other, seeds[other]):
+            best, own = fresh_test(seeds[key], 0), seeds[key]
+            winner = fresh_test(own, raced(own))
+            tests.append(winner - fresh_test(seeds[other], 0))
+            by_rule.append(winner - best)
+            by_mean.append(fresh_test(own, best_mean(own)) - best)
+    yield f"regret at the end, optuna less supermax: {_differences(regrets)}"
+    yield f"test, winner of supermax less best of optuna: {_differences(tests)}"
+    yield f"test, winner of the race less best of the search: {_differences(by_rule)}"
+    yield f"test, best mean of the race less best of the search: {_differences(by_mean)}"
+
+
+def _differences(found: Sequence[float]) -> str:
+    """Return mean and standard error, and the differences that are not 0."""
+    if len(found) < 2:
+        return f"{len(found)} pairs"
+    error = np.std(found, ddof=1) / math.sqrt(len(found))
+    above, below = sum(x > 0 for x in found), sum(x < 0 for x in found)
+    listed = ", ".join(f"{x:+.3f}" for x in sorted(found) if x)
+    return (f"mean {np.mean(found):+.3f} ({error:.3f}), higher in {above} of {len(found)}, "
+            f"lower in {below}: {listed}")  # fmt: skip
+
+
+def fresh_test(found: Trainings, place: int) -> float:
     """Return the mean test score of a configuration over seeds that no choice has seen."""
     own = [at_best(found[place, s].epochs).test for s in FRESH_SEEDS if (place, s) in found]
     return float(np.mean(own)) if own else math.nan

@@ -3,7 +3,8 @@
     python benchmarks/search/ranges.py
 
 Each search begins with the defaults and has the budget and workers of run.py. Prints the mean
-regret over tasks and seeds of the tuning half, after a quarter, half and all of the budget.
+regret over tasks and seeds of the tuning half, after a quarter, half and all of the budget, and
+the difference at the end to the recorded ranges, with its standard error over tasks.
 """
 
 from __future__ import annotations
@@ -55,6 +56,11 @@ def regrets(task: str, ranges: Mapping[str, BaseDistribution], seed: int) -> lis
     return [run.regret_at(share * budget) for share in SHARES]
 
 
+def difference(by_task: np.ndarray) -> str:
+    """Return the mean difference of the tasks, with its standard error."""
+    return f"{by_task.mean():+.3f} ({by_task.std(ddof=1) / np.sqrt(len(by_task)):.3f})"
+
+
 def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -63,10 +69,14 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     names = families.names(families.Sources(tweeteval=RECORDING))
     tasks = tasks_of("tuning", names, reason=None, log=Path())
+    print(f"{'ranges':45}" + "".join(f"{share:>8.0%}" for share in SHARES) + "    difference")
+    recorded = None
     for title, ranges in RANGES.items():
-        found = [regrets(task, ranges, seed) for task in tasks for seed in range(options.seeds)]
-        cells = "  ".join(f"{regret:.3f}" for regret in np.mean(found, axis=0))
-        print(f"{title:45}{cells}", flush=True)
+        each = [[regrets(task, ranges, s) for s in range(options.seeds)] for task in tasks]
+        found = np.mean(each, axis=1)  # by task and share
+        recorded = found if recorded is None else recorded
+        cells = "".join(f"{regret:8.3f}" for regret in found.mean(axis=0))
+        print(f"{title:45}{cells}    {difference(found[:, -1] - recorded[:, -1])}", flush=True)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -82,3 +82,23 @@ def test_the_table_has_a_row_per_task_and_contender(
     ]
     file.write_text("".join(json.dumps(asdict(each)) + "\n" for each in lines), encoding="utf-8")
     assert row()[8:] == ["1", "0.4000", "0.6000", "1"]
+
+
+def test_pairs_compare_the_winner_with_the_best_of_both_searches() -> None:
+    searches, seeds = {}, {}
+    for number in range(2):
+        for contender in ("supermax", "optuna"):
+            key = Key(contender, "emotion", number)
+            searches[key] = replace(search([(1, 0.5)]), key=key)
+            seeds[key] = {
+                (place, s): training(place, s, 0.2 + 0.1 * place + s / 1000, 0.4 + place / 10)
+                for place, s in live_results.further_trainings(key)
+            }
+    del seeds[Key("supermax", "emotion", 1)][2, live_results.FRESH_SEEDS[0]]
+    regrets, *tests = live_results.pair_rows(searches, seeds)
+    assert regrets.endswith("mean +0.000 (0.000), higher in 0 of 2, lower in 0: ")
+    assert all(text.endswith(": 1 pairs") for text in tests)
+    seeds[Key("supermax", "emotion", 1)] = seeds[Key("supermax", "emotion", 0)]
+    _, *tests = live_results.pair_rows(searches, seeds)
+    expected = "mean +0.200 (0.000), higher in 2 of 2, lower in 0: +0.200, +0.200"
+    assert [text.split(": ", 1)[1] for text in tests] == [expected] * 3

@@ -43,8 +43,15 @@ def test_a_search_in_two_files_counts_once_and_other_settings_not_at_all(tmp_pat
     files = [tmp_path / "old.jsonl", tmp_path / "new.jsonl"]
     for file, runs in zip(files, ([old, short], [new]), strict=True):
         file_of(file, runs)
-    options = argparse.Namespace(results=files, workers=4, budget=30)
+    options = argparse.Namespace(results=files, workers=4, budget=30, seeds=None)
     assert [found.final for found in results.read_results(options)] == [0.2]
+
+
+def test_later_seeds_can_be_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "runs.jsonl"
+    file_of(file, [run("optuna", "lcbench-1", seed=seed) for seed in range(4)])
+    options = argparse.Namespace(results=[file], workers=4, budget=30, seeds=2)
+    assert [found.seed for found in results.read_results(options)] == [0, 1]
 
 
 def test_the_table_has_the_shared_searches_of_the_families(
@@ -64,7 +71,19 @@ def test_a_contender_without_a_search_is_named(tmp_path: Path) -> None:
         results.main([file, "--contenders", "optuna", "random"])
 
 
-def test_a_contender_may_be_different_ones_by_family(
+def test_contenders_are_compared_without_the_baseline(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ("supermax", "random")
+    file = file_of(tmp_path / "runs.jsonl", [run(name, "lcbench-1") for name in names])
+    results.main([file, "--contenders", *names])
+    assert len(capsys.readouterr().out.splitlines()) == 3
+    with pytest.raises(SystemExit):
+        results.main([file, "--contenders", *names, "--worst", "1"])
+    assert "--worst needs the contender optuna." in capsys.readouterr().err
+
+
+def test_a_contender_may_be_another_one_in_each_family(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tasks = ("lcbench-1", "tweeteval-a-half")

@@ -75,7 +75,7 @@ class RaceRecord:
     contestants: tuple[Contestant, ...]
     """Best configurations, in the order of the search."""
     winner: int | None
-    """Number of a trial; None: every configuration failed with some seed."""
+    """Number of the winner's trial; None: every configuration failed with some seed."""
     default: tuple[int, float] | None = None
     """Trial of the default configuration, and its value; None: it has none."""
 

@@ -186,10 +186,10 @@ class Race:
     def _scheduled(
         self, race: Study, schedule: Schedule, wanted: Sequence[Pair], *, first: bool
     ) -> Schedule:
-        """Append trainings to the schedule, unless they are scheduled for a trial to come.
+        """Append trainings to the schedule, unless a trial will still run them.
 
-        `first`: before the first run, which continues the trials that an earlier run left. Those
-        that it leaves are of runs that do not come back."""
+        That is a trial which does not exist yet or, before the first run (`first`), an unfinished
+        one: the first run continues the trials of runs that were stopped."""
         trials = race.get_trials(deepcopy=False)
         to_come = {
             pair

@@ -4,7 +4,8 @@ which one wins. Pure.
 contestants, scores by (contestant, seed) ──race_state()──▶ RaceState(next, standings, winner)
 
 The scores are values of an objective in trainings with fresh seeds. The value that selected a
-configuration in the search is none of them: it is too good by selection.
+configuration in the search is none of them: it is too good by selection. It only orders the
+contestants, and the first one within one standard error of the best mean wins.
 """
 
 from __future__ import annotations

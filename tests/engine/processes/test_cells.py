@@ -348,6 +348,24 @@ def test_a_seed_set_at_import_holds_in_every_cell(study: optuna.Study, module: A
     assert [trial.user_attrs["drawn"] for trial in study.trials] == [expected] * 2
 
 
+def test_another_bit_generator_set_at_import_holds_in_every_cell(
+    study: optuna.Study, module: Any
+) -> None:
+    generating = module(
+        "generating",
+        """
+        import numpy as np
+        np.random.set_bit_generator(np.random.PCG64(4))
+
+        def objective(trial):
+            return float(np.random.random())
+        """,
+    )
+    expected = float(np.random.Generator(np.random.PCG64(4)).random())
+    supermax.optimize(study, generating.objective, n_trials=2, progress=False)
+    assert [trial.value for trial in study.trials] == [expected] * 2
+
+
 @pytest.mark.parametrize("draws", [1, 20_000])
 def test_draws_at_import_set_no_seed(study: optuna.Study, module: Any, draws: int) -> None:
     drawing = module(

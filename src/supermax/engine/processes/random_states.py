@@ -6,7 +6,7 @@ RandomStates.now() ──the objective's modules are imported──▶ for_cells
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,18 +15,20 @@ _WORDS = 624
 """Numbers of 32 bits that the Mersenne Twister draws from one state vector."""
 _MOST_VECTORS = 100
 """State vectors within which draws are told from a seed."""
+_MERSENNE_TWISTER = "MT19937"
+Vector = tuple[int, ...]
 
 
 class RandomStates(NamedTuple):
     """Random states of a process."""
 
     python: tuple[Any, ...]
-    numpy: tuple[Any, ...]
+    numpy: dict[str, Any]
 
     @classmethod
     def now(cls) -> RandomStates:
         """Return those of this process."""
-        return cls(random.getstate(), np.random.get_state(legacy=True))  # type: ignore[arg-type]
+        return cls(random.getstate(), np.random.get_state(legacy=False))
 
 
 def for_cells(before: RandomStates) -> Callable[[], None]:
@@ -34,10 +36,8 @@ def for_cells(before: RandomStates) -> Callable[[], None]:
     by a seed since `before`, otherwise new ones from entropy. Imports that only draw numbers, as
     that of rich does, set no seed."""
     now = RandomStates.now()
-    python_seeded = not _has_drawn(_python_vectors(before.python), now.python[1][:-1])
-    numpy_seeded = before.numpy[0] != now.numpy[0] or not _has_drawn(
-        _numpy_vectors(before.numpy), tuple(now.numpy[1].tolist())
-    )
+    python_seeded = now.python[1][:-1] not in _python_vectors(before.python)
+    numpy_seeded = _is_numpy_seeded(before.numpy, now.numpy)
 
     def restore() -> None:
         random.setstate(now.python) if python_seeded else random.seed()
@@ -46,31 +46,31 @@ def for_cells(before: RandomStates) -> Callable[[], None]:
     return restore
 
 
-def _has_drawn(next_vector: Callable[[], tuple[int, ...]], now: tuple[int, ...]) -> bool:
-    """Return whether draws alone lead to a state vector."""
-    return any(next_vector() == now for _ in range(_MOST_VECTORS))
+def _is_numpy_seeded(before: dict[str, Any], now: dict[str, Any]) -> bool:
+    """Return whether NumPy has a state that no draws lead to. Only the Mersenne Twister, its
+    default, can get a new state from entropy: another generator keeps its state."""
+    if {before["bit_generator"], now["bit_generator"]} != {_MERSENNE_TWISTER}:
+        return True
+    return _numpy_vector(now) not in _numpy_vectors(before)
 
 
-def _python_vectors(state: tuple[Any, ...]) -> Callable[[], tuple[int, ...]]:
-    """Return a function whose calls return the state vector, and those after more draws."""
+def _python_vectors(state: tuple[Any, ...]) -> Iterator[Vector]:
+    """Yield the state vector, and those that draws alone lead to."""
     generator = random.Random()
     generator.setstate(state)
-
-    def following() -> tuple[int, ...]:
-        vector: tuple[int, ...] = generator.getstate()[1][:-1]
+    for _ in range(_MOST_VECTORS):
+        yield generator.getstate()[1][:-1]
         generator.getrandbits(32 * _WORDS)
-        return vector
-
-    return following
 
 
-def _numpy_vectors(state: tuple[Any, ...]) -> Callable[[], tuple[int, ...]]:
+def _numpy_vectors(state: dict[str, Any]) -> Iterator[Vector]:
+    """Yield the state vector, and those that draws alone lead to."""
     generator = np.random.RandomState()
     generator.set_state(state)
-
-    def following() -> tuple[int, ...]:
-        vector: tuple[int, ...] = tuple(generator.get_state(legacy=True)[1].tolist())  # type: ignore[index]
+    for _ in range(_MOST_VECTORS):
+        yield _numpy_vector(generator.get_state(legacy=False))
         generator.bytes(4 * _WORDS)
-        return vector
 
-    return following
+
+def _numpy_vector(state: dict[str, Any]) -> Vector:
+    return tuple(state["state"]["key"].tolist())

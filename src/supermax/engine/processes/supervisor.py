@@ -50,8 +50,9 @@ def decide_restart(code: int, deaths: int, asked: int) -> Restart | Exit:
     """Decide whether to restart a run that ended with `code` (negative: killed by a signal).
 
     `deaths` counts those in a row, this one included, without a trial finished in between;
-    `asked` is the signal that was to stop the run, or 0. A run that has died and cannot go on yet,
-    such as on a full disk, is restarted too: had it not died, it would have waited.
+    `asked` is the signal that was to stop the run, or 0. A run that was killed and that the
+    machine prevents from starting again, such as by a full disk, is restarted too: if it had not
+    been killed, it would have waited.
     """
     ended_by = effective_signal(-code) if code < 0 else 0
     exit_code = 128 + ended_by if ended_by else code
