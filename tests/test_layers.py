@@ -39,7 +39,7 @@ IMPORTS = {
     "engine.trial": "_util",
     "memory": "_util",
     "results": "_util engine engine.jobs engine.sharing engine.storage engine.trial",
-    "results.report": "_util engine.storage results search.settings space",
+    "results.report": "_util agents engine.storage results search.settings space",
     "results.tracking": "_util engine.run engine.storage results studies",
     "run": (
         "_util engine engine.jobs engine.processes engine.run results results.tracking space "

@@ -50,7 +50,7 @@ class Tuned:
     race: RaceRecord | None = None
     """Race of the best configurations; None: there was none, or it has not ended."""
 
-    def baseline_ahead(self, value: float) -> Baseline | None:
+    def unbeaten_baseline(self, value: float) -> Baseline | None:
         """Return a baseline on the validation split whose first objective is no worse than
         `value`: the trivial one, else the fitted one; None: there is none."""
         objective, targets = self.objectives[0], agent_of(self.agent).targets

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from supermax._util.text import counted
+from supermax.agents.agent import CLASSES, TARGETS, Target
 from supermax.results.intervals import interval
 from supermax.results.report.collect import ReportFacts
 from supermax.results.report.html import Html, join, tag
@@ -120,25 +121,25 @@ def _rows(data: DataNote | None, part: str) -> str:
 
 def _named(facts: ReportFacts, known: Baselines) -> list[tuple[str, float]]:
     """Return name and value of each baseline that has one."""
-    spans = facts.data is not None and bool(facts.data.spans)
-    numbers = facts.data is not None and bool(facts.data.numbers)
-    entities = facts.data is not None and bool(facts.data.entities)
-    classes = facts.data is None or bool(facts.data.classes)
-    every = facts.data is not None and facts.data.sets
-    parts = (
-        ["every label" if every else "majority class"] * classes
-        + ["no answer"] * spans
-        + ["mean"] * numbers
-    )
-    tfidf = "TF-IDF with logistic regression" if classes else "TF-IDF, most similar sentence"
-    tfidf = "TF-IDF with ridge regression" if numbers else tfidf
-    if entities:
-        parts, tfidf = (
-            ["most frequent tag of each word"],
-            "logistic regression on words and their neighbours",
-        )
-    values = ((tfidf, known.tfidf), (f"trivial: {', '.join(parts)}", known.trivial))
+    targets = _targets(facts.data)
+    fitted = ", ".join(target.fitted for target in targets)
+    simplest = ", ".join(target.trivial for target in targets)
+    values = ((fitted, known.tfidf), (f"trivial: {simplest}", known.trivial))
     return [(name, found[facts.metric]) for name, found in values if facts.metric in found]
+
+
+def _targets(data: DataNote | None) -> list[Target]:
+    """Return the targets that the data have; classes if the data are unknown."""
+    if data is None:
+        return [CLASSES]
+    kinds = {
+        "classes": data.classes and not data.sets,
+        "label_sets": data.sets,
+        "spans": data.spans,
+        "numbers": data.numbers,
+        "entities": data.entities,
+    }
+    return [target for target in TARGETS if kinds[target.kind]]
 
 
 def _compared(split: str, facts: ReportFacts, known: Baselines) -> list[Compared]:

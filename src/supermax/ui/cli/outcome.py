@@ -54,7 +54,7 @@ def outcome(settings: Settings, tuned: Tuned) -> list[str]:
         *_ended_by_itself(settings, tuned),
         f"{which}: trial {best['trial']} ({best['encoder']}), {values} "
         f"({split}, n={rows_used.count(tuned.agent)}).",
-        *_baseline_warning(tuned, titles[0], tuned.baseline_ahead(value), baseline_of),
+        *_baseline_warning(tuned, titles[0], tuned.unbeaten_baseline(value), baseline_of),
         *_name_storage(settings),
         f"Show it: supermax best {study}{where}",
         f"Train and export it: supermax refit {study}{where}",
