@@ -67,7 +67,7 @@ def test_a_study_may_begin_with_a_dash(here: Path) -> None:
         (("tune", "all", "--set", "name=x"), "cannot share one study: leave out --set name."),
         (
             ("best", "zzz"),
-            "there are -x, bad. The storage is supermax.db: --storage names another.",
+            "bad. The storage is supermax.db: --storage names another.",
         ),
         (("best", "\x1b[2Jq"), "There is no study 'q'"),
     ],
