@@ -86,7 +86,16 @@ def test_the_sentence_on_selection() -> None:
         "Trial 2 is no worse over seeds than in the search. Trial 4, the best in the search, is "
         "worse by 0.081: its value there was partly noise."
     )
-    assert "no improvement" in replace(OUTCOME, default=(0, 0.8)).selection(maximize=True)
+    unraced = replace(OUTCOME, default=(0, 0.8)).selection(maximize=True)
+    assert unraced == (
+        "In the search, trial 2 is no improvement over the default configuration (trial 0), and "
+        "0.032 of its value is likely noise."
+    )
+    raced = replace(FIRST, stopped=False)
+    both = replace(OUTCOME, contestants=(raced, WINNER), default=(4, 0.791))
+    assert both.selection(maximize=True).endswith(
+        "is likely noise. Over the same seeds, its mean is better by 0.041."
+    )
     assert replace(OUTCOME, winner=None).selection(maximize=True) == ""
 
 

@@ -47,6 +47,37 @@ def searched(sampler: PriorSampler, trials: int, objective: Any = conditional) -
     return study
 
 
+def test_parameters_of_a_configuration_that_its_trial_did_not_take_are_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    good = {"x": 0.25, "kind": "b", "depth": 2}
+    searched(PriorSampler([good, {**KNOWN[1], "rat": 0.1}, {**good, "x": 3, "depth": 9}]), 5)
+    first, second = (record.getMessage() for record in caplog.records)
+    assert first == (
+        "Trial 1 did not take 1 parameter of configuration 2 of PriorSampler: rat (the objective "
+        "does not ask for it; did you mean 'rate'?). Correct the configuration if this is not "
+        "intended."
+    )
+    assert (
+        "Trial 2 did not take 2 parameters of configuration 3 of PriorSampler: x (3 is " in second
+    )
+    assert "depth (9 is out of range, " in second
+
+
+def test_pruned_trials_are_compared_with_their_configuration_once_they_have_reported(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def pruned(trial: optuna.Trial) -> float:
+        trial.suggest_float("x", 0, 1)
+        if trial.number:
+            trial.report(0.5, 1)
+        raise optuna.TrialPruned
+
+    searched(PriorSampler([{"y": 0.5}, {"y": 0.5}]), 2, pruned)
+    (only,) = (record.getMessage() for record in caplog.records)
+    assert only.startswith("Trial 1 did not take 1 parameter of configuration 2")
+
+
 def source_of(trial: optuna.Trial) -> str:
     choice = choice_of(trial.study._storage.get_trial(trial._trial_id))
     assert choice is not None

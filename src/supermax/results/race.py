@@ -117,13 +117,27 @@ class RaceRecord:
         number, value = self.default
         gain = sign * (best.value - value)
         if gain <= 0:
-            lead = f"Trial {best.trial} is no improvement over the default configuration"
-            return f"{lead} (trial {number}), and {fixed(excess)} of its value is likely noise."
+            return (
+                f"In the search, trial {best.trial} is no improvement over the default "
+                f"configuration (trial {number}), and {fixed(excess)} of its value is likely "
+                f"noise.{self._gain_in_race(best, number, sign)}"
+            )
         return (
             f"In the search, trial {best.trial} improved on the default configuration (trial "
             f"{number}) by {fixed(gain)}; {fixed(min(excess, gain))} of that is likely to be "
             f"selection on noise."
         )
+
+    def _gain_in_race(self, best: Contestant, default: int, sign: int) -> str:
+        """Return a sentence on the winner and the default configuration with the same trainings;
+        "" if the default configuration did not race to the end."""
+        other = self.of(default)
+        if best.mean is None or other is None or other.mean is None or other.stopped:
+            return ""
+        gain = sign * (best.mean - other.mean)
+        if gain <= 0:
+            return ""
+        return f" Over the same {best.unit}s, its mean is better by {best._fixed(gain)}."
 
     def _no_worse(self, best: Contestant, sign: int) -> str:
         """Return the sentence on a winner that is no worse than in the search. The best of the

@@ -19,7 +19,9 @@ from optuna.study import Study
 from supermax._util import system
 from supermax._util.text import counted, is_url, size_text, took
 from supermax.agents import agent_of
+from supermax.engine.gain import FEWEST
 from supermax.engine.processes import mps
+from supermax.engine.run.no_gain import WHEN_NO_GAIN
 from supermax.engine.storage.locations import data_folder, find_location
 from supermax.engine.storage.servers import NothingStored
 from supermax.memory import planner
@@ -82,6 +84,7 @@ def describe_plan(search: Search, verbose: bool = False) -> list[str]:
     cuts = truncation(settings.agent, splits, fit.space, fit.sources.values(), search.cache)
     lines += _aligned("Truncation", truncation_notices(cuts))
     lines += _aligned("Race", _race(search, settings))
+    lines += _aligned("Stop", _stop(settings))
     lines += _aligned("Time", _remaining_time(settings, workers, trials))
     lines += _aligned("Memory", _memory_fit(search, settings, trials))
     warnings = [
@@ -107,6 +110,18 @@ def _race(search: Search, settings: Settings) -> list[str]:
     if size and len(settings.objectives) > 1:
         return ["none: configurations race by one objective, and this search has several"]
     return [f"{race_text(size, settings.trials, search.folds)}, at the end"] if size else []
+
+
+def _stop(settings: Settings) -> list[str]:
+    """Return when the search may end by itself, if it may."""
+    if settings.stop != WHEN_NO_GAIN:
+        return []
+    if settings.trials <= FEWEST:
+        return [
+            f"{WHEN_NO_GAIN} has no effect: it needs {FEWEST} finished trials, and --trials is "
+            f"{settings.trials}"
+        ]
+    return [f"once no further gain is expected, after {FEWEST} finished trials at the earliest"]
 
 
 def folded(lines: list[str], width: int) -> list[str]:

@@ -13,6 +13,7 @@ alone.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -32,7 +33,8 @@ from optuna.samplers._tpe.sampler import _split_trials
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from supermax._util.attributes import ParamValue, plain_name
+from supermax._util.attributes import ParamValue, plain_name, plain_params
+from supermax._util.text import counted, nearest, one_line
 
 Source = Literal["configuration", "uniform", "tpe", "incumbent", "prior"]
 MIXED: tuple[Source, ...] = ("uniform", "tpe", "incumbent", "prior")
@@ -42,6 +44,7 @@ CHOICE = "supermax:source"
 _SCALES = (0.03, 0.3)  # of a range: standard deviation around a configuration, log-uniform
 _BEST = 3  # trials around which to draw
 _GOOD = 0.25  # share of the trials that count as successes of their sources
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,9 @@ class PriorSampler(BaseSampler):
     a mixture: by TPE, around one of the best trials, around the best of the given or enqueued
     configurations, or uniformly. Sources whose trials are more often among the best quarter are
     used more often. Parameters that a configuration lacks, or whose value there is out of range,
-    are drawn uniformly, so search spaces may be conditional.
+    are drawn uniformly, so search spaces may be conditional. When the trial of a configuration
+    has completed, or was pruned after a report, a warning names the parameters that it did not
+    take from there.
 
     Args:
         configurations:
@@ -201,6 +206,24 @@ class PriorSampler(BaseSampler):
         self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
     ) -> None:
         self.inner.after_trial(study, trial, state, values)
+        choice = choice_of(trial)
+        # Another trial may have ended before it asked for all parameters.
+        trained = state is TrialState.COMPLETE or (
+            state is TrialState.PRUNED and bool(trial.intermediate_values)
+        )
+        if not trained or choice is None or choice.source != "configuration":
+            return
+        if choice.of < len(self.configurations):
+            given = self.configurations[choice.of]
+            if ignored := _ignored(given, trial):
+                _log.warning(
+                    "Trial %d did not take %s of configuration %d of PriorSampler: %s. "
+                    "Correct the configuration if this is not intended.",
+                    trial.number,
+                    counted(len(ignored), "parameter"),
+                    choice.of + 1,
+                    "; ".join(ignored),
+                )
 
     def reseed_rng(self) -> None:
         self._rng.rng.seed()
@@ -310,6 +333,20 @@ def _contains(distribution: BaseDistribution, value: Any) -> bool:
         return bool(distribution._contains(distribution.to_internal_repr(value)))
     except (ValueError, TypeError):
         return False
+
+
+def _ignored(given: Mapping[str, Any], trial: FrozenTrial) -> list[str]:
+    """Return the parameters of a configuration that its trial did not take, with the reason."""
+    asked = {plain_name(n, d): d for n, d in trial.distributions.items()}
+    drawn = plain_params(trial)
+    reasons = {
+        name: f"the objective does not ask for it{nearest(name, set(asked) - set(given))}"
+        if name not in asked
+        else f"{one_line(repr(value), 40)} is out of range, {drawn[name]!r} was drawn"
+        for name, value in given.items()
+        if name not in asked or not _contains(asked[name], value)
+    }
+    return [f"{one_line(name)} ({reason})" for name, reason in reasons.items()]
 
 
 def _is_given(trial: FrozenTrial) -> bool:

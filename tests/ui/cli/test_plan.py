@@ -7,6 +7,7 @@ import pty
 import subprocess
 import sys
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,6 +23,7 @@ from supermax.search.settings.resolving import Value
 from supermax.space.presets import presets
 from supermax.tasks.provisioning import MemoryPlanner
 from supermax.training.steps.execution import Execution
+from supermax.ui.cli.stdio import wrapped
 from supermax.ui.cli.tune import resolved
 from tests.ui.cli.helping import inside, sm
 
@@ -150,6 +152,16 @@ def test_the_plan_says_how_trials_share_gpus(
     assert preview._on_gpus(two, 4) == "sharing 2 GPUs"
 
 
+def test_the_plan_says_from_when_on_the_search_may_end_by_itself() -> None:
+    few = Settings(agent="criteria", trials=50, epochs=1)
+    assert preview._stop(few) == []
+    assert preview._stop(few.model_copy(update={"stop": "when_no_gain"})) == [
+        "when_no_gain has no effect: it needs 50 finished trials, and --trials is 50"
+    ]
+    (said,) = preview._stop(few.model_copy(update={"stop": "when_no_gain", "trials": 51}))
+    assert said == "once no further gain is expected, after 50 finished trials at the earliest"
+
+
 def test_the_plan_warns_of_more_trials_than_cores() -> None:
     few = Settings(agent="criteria", trials=3, epochs=1)
     assert preview.too_few_cores(few, 8, 3) == []  # there are no more
@@ -260,3 +272,15 @@ def test_the_plan_counts_the_rows_of_the_first_classes(tmp_path: Path) -> None:
     said = preview.describe_data(prepare_search(search))[0]
     assert ": kind 0 20 (3%), kind 1 20 (3%)" in said
     assert said.endswith("kind 19 20 (3%), and 18 more classes")  # in the order of their names
+
+
+def test_sentences_are_wrapped_on_a_terminal_and_commands_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.setattr(terminal := StringIO(), "isatty", lambda: True)
+    text = "Paused: the same command resumes.\nShow it: supermax best notes --top 3"
+    assert wrapped(text, StringIO()) == text
+    assert wrapped(text, terminal) == (
+        "Paused: the same command\nresumes.\nShow it: supermax best notes --top 3"
+    )

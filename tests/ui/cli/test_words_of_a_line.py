@@ -65,7 +65,10 @@ def test_a_study_may_begin_with_a_dash(here: Path) -> None:
         (("status", "--watch"), "Name one with --study."),
         (("tune", "all", "--study", "x"), "cannot share one study: leave out --study."),
         (("tune", "all", "--set", "name=x"), "cannot share one study: leave out --set name."),
-        (("best", "zzz"), "there are -x, bad"),
+        (
+            ("best", "zzz"),
+            "bad. The storage is supermax.db: --storage names another.",
+        ),
         (("best", "\x1b[2Jq"), "There is no study 'q'"),
     ],
 )

@@ -113,9 +113,7 @@ def test_expected_gain_is_shown_and_then_that_the_search_ends(width: int) -> Non
     assert state.eta() is None
     state.update(ev.RunEnded(Summary(stopped_by=NO_GAIN)))
     again = restore(status_json(state))
-    assert row(lines(again, width), "ended").endswith(
-        "by itself, since no further gain is expected"
-    )
+    assert row(lines(again, width), "ended").endswith("no further gain is expected")
     assert again.gain == state.gain
     assert status_json(state)["gain"] == {
         "after": 70, "trials": 35, "expected": 0.002, "noise": 0.012, "assumed": False,

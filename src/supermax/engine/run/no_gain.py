@@ -28,7 +28,7 @@ from supermax.errors import UserError
 
 WHEN_NO_GAIN = "when_no_gain"
 _NEW_SHARE = 50  # one of so many trials is new when the gain is estimated again
-GO_ON = "To go on, call again without stopping by itself (stop=None, --stop never)."
+GO_ON = "To go on, call again with stop=None (for a search: --stop never)."
 
 
 @dataclass(frozen=True)

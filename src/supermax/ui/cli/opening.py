@@ -48,7 +48,11 @@ def the_study(storage: str, name: str | None) -> Study:
     """
     backend = existing(storage)
     if name is not None:
-        return find_study(backend, name)
+        try:
+            return find_study(backend, name)
+        except UserError as error:
+            shown = without_password(storage)
+            raise UserError(f"{error} The storage is {shown}: --storage names another.") from None
     found = [s.study_name for s in backend.get_all_studies()]
     names = dict.fromkeys(base_name(name) for name in found if not is_race(name))
     if len(names) == 1:

@@ -26,8 +26,8 @@ def outcome(settings: Settings, tuned: Tuned) -> list[str]:
     study, where = shlex.quote(settings.study), _where(settings)
     rows = tuned.best(1)
     running = tuned.summary.trials.get("RUNNING")
-    checkpoints = ", running trials from their last checkpoint" if running else ""
-    paused = "" if tuned.summary.complete else f"Paused: the same command resumes{checkpoints}."
+    checkpoints = " Interrupted trials continue from their last checkpoint." if running else ""
+    paused = "" if tuned.summary.complete else f"Paused: the same command resumes.{checkpoints}"
     if not rows:
         why = paused or f"`supermax faults {study}{where}` shows why."
         if tuned.summary.stopped_by == "timeout":

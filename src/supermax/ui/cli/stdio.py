@@ -5,8 +5,14 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import shutil
 import sys
-from typing import TextIO
+import textwrap
+from functools import partial
+from typing import IO, TextIO
+
+COMMAND = "supermax "
+"""Text in each line that has a command to copy."""
 
 
 class Surviving(io.TextIOBase):
@@ -62,3 +68,17 @@ def discard_output() -> None:
     with contextlib.suppress(OSError, ValueError):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stdout.fileno())
+
+
+def wrapped(text: str, stream: IO[str]) -> str:
+    """Wrap each line between words at the width of the terminal, if the stream is one. Lines with
+    a command stay whole, to be copied."""
+    if not stream.isatty():
+        return text
+    fold = partial(
+        textwrap.fill,
+        width=max(20, shutil.get_terminal_size().columns),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "\n".join(line if COMMAND in line else fold(line) for line in text.split("\n"))

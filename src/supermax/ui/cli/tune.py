@@ -47,7 +47,7 @@ from supermax.ui.cli.early import started_early
 from supermax.ui.cli.init import encoders_here, settings_path, write_settings
 from supermax.ui.cli.opening import STUDY
 from supermax.ui.cli.outcome import outcome
-from supermax.ui.cli.stdio import Surviving
+from supermax.ui.cli.stdio import Surviving, wrapped
 
 ALL = "all"
 Text = str | None
@@ -398,7 +398,7 @@ def _flag(key: str, value: object) -> str:
 
 def _say(text: str) -> None:
     with contextlib.suppress(OSError):  # a closed terminal must not end the run
-        print(f"[supermax] {text}", file=sys.stderr, flush=True)
+        print(wrapped(f"[supermax] {text}", sys.stderr), file=sys.stderr, flush=True)
 
 
 def run_all(searches: list[Resolved], *, verbose: bool = False) -> int:
@@ -449,7 +449,7 @@ def run_one(
     if (timeout := prepared.options.timeout) is not None:  # wall time of the whole command
         deadline = time.monotonic() + timeout - spent
     tuned = prepared.run(timeout=None, deadline=deadline, callbacks=[lambda *_: heartbeat()])
-    print("\n".join(outcome(each.settings, tuned)))
+    print(wrapped("\n".join(outcome(each.settings, tuned)), sys.stdout))
     stopped = tuned.summary.stopped_by
     trials = tuned.summary.trials
     failed = trials["FAIL"] and not trials["COMPLETE"] and not trials["PRUNED"]

@@ -29,7 +29,7 @@ FACTS_KEPT = 32
 RECENT_KEPT = 30
 RECENT_CURVE = 48  # points of a finished trial's curve
 REACHED = "the target is reached"
-ENDED_ITSELF = "by itself, since no further gain is expected"
+ENDED_ITSELF = "no further gain is expected"
 
 
 @dataclass
