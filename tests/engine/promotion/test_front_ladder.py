@@ -197,6 +197,24 @@ def test_other_pruners_never_stop_trials_with_several_objectives(two: optuna.Stu
 
 
 @pytest.mark.usefixtures("quick")
+def test_a_continued_trial_may_ask_before_it_reports(two: optuna.Study) -> None:
+    def objective(trial: Any) -> tuple[float, float]:
+        saved = trial.checkpoint_dir / "epoch"
+        for epoch in range(int(saved.read_text()) + 1 if saved.exists() else 1, 19):
+            saved.write_text(str(epoch))
+            if epoch % 2:
+                trial.report([trial.number, epoch], epoch)
+            trial.should_prune()
+        return trial.number, 1
+
+    summary = supermax.optimize(
+        two, objective, 8, pruner=always(), progress=False, reuse_cells=True
+    )
+    assert summary.trials["FAIL"] == 0
+    assert max(len(points_of(trial, 2)) for trial in two.trials) == 3  # continued after the first
+
+
+@pytest.mark.usefixtures("quick")
 def test_wrong_reports_are_refused(two: optuna.Study) -> None:
     def objective(trial: Any) -> tuple[float, float]:
         with pytest.raises(NotImplementedError):
