@@ -263,10 +263,9 @@ class Search:
         objectives = objective.objectives
         options = replace(options, stop=with_noise(options.stop, study, objectives[0]))
         once_each = reusing_results(study, options)  # a race trains configurations again
-        summary = self._optimized(study, objective, once_each, planned)
+        summary, race = self._optimized(study, objective, once_each, planned), None
         if not self._note_baselines(study, splits, wait=summary.complete):
             summary = replace(summary, stopped_by="interrupt")
-        race = None
         if summary.complete:
             options = with_time_left(replace(options, stop=None), summary.seconds)
             trials = min(options.n_trials or 0, summary.finished)
