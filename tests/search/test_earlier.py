@@ -166,7 +166,9 @@ def test_storages_of_another_user_are_refused_with_advice(tmp_path: Path) -> Non
         advice = "Copy theirs.db to a folder that you can write, and name the copy."
         assert as_somebody(lambda: refused("open")).endswith(f"by this user. {advice}")
         own = as_somebody(lambda: existing(f"{folder}/open/theirs.db"))
-        assert own.rstrip().endswith("by this user. " + advice.replace("copy.", "copy with --storage."))
+        assert own.rstrip().endswith(
+            "by this user. " + advice.replace("copy.", "copy with --storage.")
+        )
 
         def with_copy() -> str:
             (folder / "copy").mkdir()
