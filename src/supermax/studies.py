@@ -199,6 +199,15 @@ def opening_lock(storage: BaseStorage, name: str) -> Iterator[None]:
         lock.release()
 
 
+class CannotOpen(EnvironmentFault):
+    """Error: a storage cannot be opened."""
+
+    def __init__(self, what: str, advice: str) -> None:
+        super().__init__(f"{what} {advice}")
+        self.what = what
+        """Message without the advice, which is for the study of the command."""
+
+
 def connect(storage: Storage) -> BaseStorage:
     """Return Optuna's storage at a URL, or at the path of an SQLite file or of a journal."""
     return _connect(_parse(storage))
@@ -218,10 +227,7 @@ def _connect(address: _Address, *, create: bool = True) -> BaseStorage:
     except Exception as error:  # each database driver has its own
         shown = without_password(where) if isinstance(where, str) else type(where).__name__
         why = _disk_problem(file) or _journal_damage(address) or servers.why(error)
-        raise EnvironmentFault(
-            f"The storage {shown} cannot be opened: {why}. Name the studies' file or URL with "
-            "--storage."
-        ) from None
+        raise CannotOpen(f"The storage {shown} cannot be opened: {why}.", _advice(file)) from None
 
 
 def _server_url(address: _Address) -> URL | None:
@@ -274,6 +280,16 @@ def _disk_problem(file: Path | None) -> str | None:
     if not os.access(folder, os.W_OK):
         return f"{folder} cannot be written by this user"
     return None
+
+
+def _advice(file: Path | None) -> str:
+    """Return what to do about a storage that cannot be opened. SQLite writes beside a database
+    even where it only reads it."""
+    if file is not None and os.access(file, os.R_OK) and not os.access(file.parent, os.W_OK):
+        return (
+            f"Copy {file.name} to a folder that you can write, and name the copy with --storage."
+        )
+    return "Name the studies' file or URL with --storage."
 
 
 def existing(storage: str) -> BaseStorage:

@@ -27,7 +27,7 @@ from supermax.errors import EnvironmentFault, SupermaxError, UserError
 from supermax.search.earlier import TOP, Earlier, begin_with, find_earlier, planned, quota
 from supermax.search.settings import Settings
 from supermax.space import Space, enqueue_defaults, sampler_for
-from supermax.studies import make_storage, open_locked
+from supermax.studies import existing, make_storage, open_locked
 from tests.search.searches import search_in
 from tests.space.versions import BASE, changed
 from tests.users import as_somebody, common_folder, needs_root
@@ -68,6 +68,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder with several storages. Tests only read them."""
     folder = tmp_path_factory.mktemp("archive")
     (folder / "out").mkdir()
+    (folder / "none").mkdir()
     for file in ("mine.db", "theirs.db", "out/supermax.db"):
         studied(folder / file, "old", trials=8)
         studied(folder / file, "spans", agent="evidence", trials=2)
@@ -99,7 +100,13 @@ def test_an_earlier_study_is_named_by_its_name_or_its_storage(
     ("text", "words"),
     [
         ("odl", "There is no study 'odl'; did you mean 'old'? Name a study elsewhere as STORAGE#"),
-        ("nowhere.db#old", "There is no study 'nowhere.db#old'"),
+        (
+            "nowhere.db#old",
+            "There is no file nowhere.db, and no study has that name. Name a study",
+        ),
+        ("./nowhere", "There is no file ./nowhere, and no study has that name"),
+        ("none", "The folder none has no supermax.db, and no study has that name"),
+        ("none#old", "The folder none has no supermax.db"),
         ("mine.db#odl", "did you mean 'old'"),
         ("empty.db", "It holds no studies. Name the file or URL of their storage"),
         ("mine.db#spans", "It is a study of the agent evidence, and this is a search of criteria"),
@@ -132,6 +139,7 @@ def test_a_storage_that_cannot_be_read_is_named_with_advice(tmp_path: Path) -> N
         assert str(error.value).startswith(f"warm_start {file}#old: ")
         assert "SQL" not in str(error.value).replace("sqlite", "")  # no statement, no type
         assert str(error.value).endswith("Name another study, or leave it out.")
+        assert "--storage" not in str(error.value)  # that is the storage of the search
 
 
 @needs_root
@@ -156,7 +164,11 @@ def test_storages_of_another_user_are_refused_with_advice(tmp_path: Path) -> Non
         assert "This user may not read it" in as_somebody(lambda: refused("open"))
         (folder / "open/theirs.db").chmod(0o644)
         advice = "Copy theirs.db to a folder that you can write, and name the copy."
-        assert as_somebody(lambda: refused("open")).endswith(advice)
+        assert as_somebody(lambda: refused("open")).endswith(f"by this user. {advice}")
+        own = as_somebody(lambda: existing(f"{folder}/open/theirs.db"))
+        assert own.rstrip().endswith(
+            "by this user. " + advice.replace("copy.", "copy with --storage.")
+        )
 
         def with_copy() -> str:
             (folder / "copy").mkdir()
@@ -306,7 +318,7 @@ def test_a_search_that_has_begun_does_not_need_the_earlier_study(tmp_path: Path)
     assert list(study.user_attrs[WARM_START]) == [str(theirs)]
     theirs.unlink()
     assert find_earlier(wanted) == []
-    with pytest.raises(UserError, match="There is no study"):
+    with pytest.raises(UserError, match="There is no file"):
         find_earlier(settings(tmp_path, str(theirs), name="another"))
 
 

@@ -411,6 +411,24 @@ def test_search_ends_by_itself_and_races_what_it_has(
 
 
 @pytest.mark.slow
+def test_ctrl_c_before_the_race_pauses_the_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("supermax.search.search.tfidf_baseline", interrupted)
+        paused = search_in(tmp_path, trials=2, race=2).run(progress=False)
+    assert paused.summary.finished == 2
+    assert paused.summary.stopped_by == "interrupt"
+    assert "criteria@race" not in optuna.get_all_study_names(paused.study._storage)
+    done = search_in(tmp_path, trials=2, race=False).run(progress=False)
+    assert done.summary.stopped_by is None
+    assert "tfidf" in done.study.user_attrs[BASELINES]
+
+
+@pytest.mark.slow
 def test_trials_with_several_objectives_pause_by_their_fronts(tmp_path: Path) -> None:
     pruner = supermax.Promotion(max_reports=3, min_agreement=-1, run_through=0)
     search = search_in(tmp_path, trials=8, objectives=["macro_f1", "model_size"], pruner=pruner)

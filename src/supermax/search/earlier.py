@@ -28,13 +28,13 @@ from supermax.engine.storage.locations import find_location
 from supermax.engine.storage.servers import NothingStored
 from supermax.errors import EnvironmentFault, UserError
 from supermax.search.settings import Settings
-from supermax.search.settings.places import parted, unreadable
+from supermax.search.settings.places import parted, unreadable, without_storage
 from supermax.space import Space, find_versions
 from supermax.space.migration.exclusive import exclusive
 from supermax.space.migration.versions import base_name, find_study
 from supermax.space.model import Flat
 from supermax.space.seeds import best_configurations, enqueue_chosen
-from supermax.studies import existing, file_of, opening_lock, without_password
+from supermax.studies import CannotOpen, existing, file_of, opening_lock, without_password
 
 TOP = 3
 """Configurations that are taken from all earlier studies, but at least one from each."""
@@ -117,8 +117,9 @@ def find_earlier(settings: Settings) -> list[Earlier]:
         except UserError as error:
             raise UserError(f"warm_start {name}: {error}") from None
         except (EnvironmentFault, StorageInternalError, SQLAlchemyError) as error:
-            known = isinstance(error, EnvironmentFault)
-            what = str(error) if known else f"It cannot be read: {servers.why(error)}."
+            what = f"It cannot be read: {servers.why(error)}."
+            if isinstance(error, EnvironmentFault):
+                what = error.what if isinstance(error, CannotOpen) else str(error)
             raise EnvironmentFault(f"warm_start {name}: {what} {_remedy(text)}") from None
         found.append(Earlier(name, study, quota(position, len(names))))
     return found
@@ -178,6 +179,8 @@ def _found(text: str, name: str, own: BaseStorage | None, settings: Settings) ->
         except UserError as error:
             if (denied := unreadable(text)) is not None:
                 raise UserError(f"This user may not read {denied}. {_ASK}") from None
+            if (missing := without_storage(text)) is not None:
+                raise UserError(f"{missing}, and no study has that name. {_ELSEWHERE}") from None
             raise UserError(f"{error} {_ELSEWHERE}") from None
     try:
         storage = existing(place)

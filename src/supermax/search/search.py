@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -263,9 +263,9 @@ class Search:
         objectives = objective.objectives
         options = replace(options, stop=with_noise(options.stop, study, objectives[0]))
         once_each = reusing_results(study, options)  # a race trains configurations again
-        summary = self._optimized(study, objective, once_each, planned)
-        self._note_baselines(study, splits, wait=summary.complete)
-        race = None
+        summary, race = self._optimized(study, objective, once_each, planned), None
+        if not self._note_baselines(study, splits, wait=summary.complete):
+            summary = replace(summary, stopped_by="interrupt")
         if summary.complete:
             options = with_time_left(replace(options, stop=None), summary.seconds)
             trials = min(options.n_trials or 0, summary.finished)
@@ -458,18 +458,21 @@ class Search:
                 study.set_user_attr(SETTINGS, stored)
         return study
 
-    def _note_baselines(self, study: Study, splits: Splits, wait: bool) -> None:
+    def _note_baselines(self, study: Study, splits: Splits, wait: bool) -> bool:
         """Store the baselines on the study, once. TF-IDF takes seconds: without `wait`, and after
-        Ctrl-C, it is left to a later run."""
+        Ctrl-C, it is left to a later run. Return False after Ctrl-C."""
         stored = study.user_attrs.get(BASELINES)
         found: dict[str, Any] = dict(stored) if isinstance(stored, dict) else {}
         if "trivial" not in found:
             found["trivial"] = trivial_baseline(self.agent, splits.train, splits.validation)
         if wait and "tfidf" not in found:
             self.busy("Computing the TF-IDF baseline for the report.")
-            with suppress(KeyboardInterrupt):
+            try:
                 found["tfidf"] = tfidf_baseline(self.agent, splits.train, splits.validation)
+            except KeyboardInterrupt:
+                return False
         _note(study, BASELINES, found)
+        return True
 
 
 def titles_of(objectives: Sequence[str], labels: Sequence[str]) -> list[str]:

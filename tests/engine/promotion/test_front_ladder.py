@@ -57,6 +57,22 @@ def test_points_with_distant_neighbours_come_first() -> None:
     assert ranks([]) == []
 
 
+def test_of_equal_points_one_is_at_the_edge() -> None:
+    assert ranks([(1.0, 2.0)] * 5) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8])
+    assert ranks([(math.nan, 1.0)] * 5) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8])
+    low, middle, high = ranks([(0.0, 2.0), (1.0, 1.0), (2.0, 0.0)])
+    losses = ranks([(0.0, 2.0), (0.0, 2.0), (2.0, 0.0), (1.0, 1.0), (2.0, 0.0)])
+    assert max(low, high) < middle
+    assert max(losses[0], losses[2]) < losses[3] < min(losses[1], losses[4])
+
+
+@pytest.mark.parametrize("value", [1.0, math.nan])
+def test_trials_with_the_values_of_all_others_pause(value: float) -> None:
+    ladder = FrontLadder(always(), BOTH)
+    paused = [arrive(ladder, number, (value, value)) for number in range(12)]
+    assert paused == [True] * 12
+
+
 def test_best_point_so_far_is_that_of_the_first_objective() -> None:
     points = [(3.0, 1.0), (2.0, 9.0), (2.0, 0.0), (math.nan, 0.0), (1.0, 5.0)]
     assert best_points(points) == [(3.0, 1.0), (2.0, 9.0), (2.0, 9.0), (2.0, 9.0), (1.0, 5.0)]
@@ -178,6 +194,24 @@ def test_trials_with_several_objectives_pause_and_the_front_completes(two: optun
 def test_other_pruners_never_stop_trials_with_several_objectives(two: optuna.Study) -> None:
     summary = run(two, 3, pruner=optuna.pruners.MedianPruner(0))
     assert summary.trials["COMPLETE"] == 3
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_continued_trial_may_ask_before_it_reports(two: optuna.Study) -> None:
+    def objective(trial: Any) -> tuple[float, float]:
+        saved = trial.checkpoint_dir / "epoch"
+        for epoch in range(int(saved.read_text()) + 1 if saved.exists() else 1, 19):
+            saved.write_text(str(epoch))
+            if epoch % 2:
+                trial.report([trial.number, epoch], epoch)
+            trial.should_prune()
+        return trial.number, 1
+
+    summary = supermax.optimize(
+        two, objective, 8, pruner=always(), progress=False, reuse_cells=True
+    )
+    assert summary.trials["FAIL"] == 0
+    assert max(len(points_of(trial, 2)) for trial in two.trials) == 3  # continued after the first
 
 
 @pytest.mark.usefixtures("quick")

@@ -21,7 +21,7 @@ from supermax.engine import events
 from supermax.engine.jobs.job import Job
 from supermax.engine.promotion import paused_space
 from supermax.engine.promotion.paused_space import FEWEST, PausedSpace
-from supermax.engine.storage.run_folder import StudyFolder
+from supermax.engine.storage.run_folder import StudyFolder, TrialFolder
 from tests import ROOT
 from tests.engine.programs import loss_after, nine_epochs
 
@@ -97,6 +97,20 @@ def test_checkpoint_that_a_kill_has_left_half_removed_is_not_used(made: Made) ->
     space.add(jobs[0])
     assert not left.exists()
     assert not jobs[0].folder.checkpoint.exists()
+
+
+def test_checkpoint_is_removed_before_the_ledger_is_written(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space, jobs, _ = made(0)
+    left: list[list[str]] = []
+
+    def append(folder: TrialFolder, _: object) -> None:  # waits where the disk is full
+        left.append(sorted(path.name for path in folder.path.iterdir()))
+
+    monkeypatch.setattr(TrialFolder, "append", append)
+    space.make_room(jobs)
+    assert left == [[], [], [], []]
 
 
 def test_checkpoints_in_a_shared_folder_are_counted_there(tmp_path: Path) -> None:

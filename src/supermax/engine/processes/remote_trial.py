@@ -299,7 +299,8 @@ class RemoteTrial(Trial):
         self._cached_frozen_trial = task.trial
         self.relative_search_space = None
         self._relative_params = None
-        self._reports_all = False  # it reports a value for each of several objectives
+        # It reports a value for each of several objectives; in an earlier attempt, maybe.
+        self._reports_all = any(key.startswith(REPORTED) for key in task.trial.system_attrs)
         self._fixed_params = task.trial.system_attrs.get("fixed_params", {})
 
     @property

@@ -126,15 +126,20 @@ def ranks(points: Sequence[Point]) -> list[float]:
 
 
 def _distances(points: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the crowding distance of each point of a front."""
-    total = np.zeros(len(points))
-    for column in points.T:
+    """Return the crowding distance of each point of a front; of equal points, the first one has
+    it, and the others come after all different ones. Otherwise the last of many equal points would
+    be at the edge of the front, and no trial with the values of all others would pause."""
+    different, first = np.unique(points, axis=0, return_index=True)
+    total = np.zeros(len(different))
+    for column in different.T:
         order = np.argsort(column, kind="stable")
         ordered = column[order]
-        gaps = np.full(len(points), np.inf)
+        gaps = np.full(len(different), np.inf)
         gaps[1:-1] = ordered[2:] - ordered[:-2]
         total[order] += gaps
-    return total
+    distances = np.full(len(points), -1.0)
+    distances[first] = total
+    return distances
 
 
 def _finite(loss: float) -> float:

@@ -72,8 +72,8 @@ class PausedSpace:
             place.rename(_dropped(place))
         except OSError:  # read-only, or of another user
             return 0
+        _remove(_dropped(place))  # first: on a full disk, the ledger waits for this space
         job.folder.append({"dropped": True, "paused": True})
-        _remove(_dropped(place))
         return self._sizes.pop(job.number)
 
     def _place(self, job: Job) -> Path:

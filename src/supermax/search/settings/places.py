@@ -10,6 +10,7 @@ from pathlib import Path
 from supermax._util.attributes import STORAGE
 from supermax._util.text import is_url
 
+_SUFFIXES = (".db", ".sqlite", ".sqlite3", ".journal", ".log")
 _VERSION = re.compile(r"@[1-9]\d*$")
 
 
@@ -38,6 +39,20 @@ def unreadable(text: str) -> str | None:
             return place
         except (OSError, RuntimeError, ValueError):
             continue
+    return None
+
+
+def without_storage(text: str) -> str | None:
+    """Return why the name of an earlier study that looks like a path names no storage; None: it
+    does not look like one."""
+    for place in (*(place for place, _ in _splits(text)), text):
+        try:
+            if Path(place).expanduser().is_dir():
+                return f"The folder {place} has no {STORAGE}"
+        except (OSError, RuntimeError, ValueError):
+            continue
+        if os.sep in place or Path(place).suffix in _SUFFIXES:
+            return f"There is no file {place}"
     return None
 
 
