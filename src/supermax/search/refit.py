@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from supermax._util.attributes import REFIT, SETTINGS
+from supermax._util.attributes import REFIT, SETTINGS, raced_study
 from supermax.errors import EnvironmentFault, UserError
 from supermax.results.records import StudyRecord, TrialRecord
 from supermax.search.data import data_of, join_splits
@@ -38,6 +38,11 @@ def stored_settings(stored: object, name: str) -> Settings:
     """Return the settings of the last search of the study `name`, from its attribute. Raises
     UserError."""
     if not isinstance(stored, dict):
+        if (searched := raced_study(name)) is not None:
+            raise UserError(
+                f"'{name}' is the race of the study '{searched}', which has the settings. Use the "
+                f"name '{searched}': its winner is that of the race."
+            )
         raise UserError(
             f"The study '{name}' was not made by `supermax tune`, so its data and encoders "
             f"are not known."
