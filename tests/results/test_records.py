@@ -13,8 +13,9 @@ import pytest
 
 import supermax
 from supermax._util.attributes import RESULT
+from supermax.engine.storage.run_folder import StudyFolder
 from supermax.errors import UserError
-from supermax.results.records import finished, read_record
+from supermax.results.records import TrialRecord, finished, read_record
 
 
 def objective(trial: Any) -> float:
@@ -129,6 +130,22 @@ def test_paused_attempts_are_told_from_stopped_ones(study: optuna.Study, tmp_pat
                       ('{"stopped": 2, "paused": true, "at": 9}', "paused")):  # fmt: skip
         ledger.write_text(f"{written}{line}\n")
         assert [a.how for a in read_record(study, copy).trial(1).attempts] == ["fault", how]
+
+
+@pytest.mark.parametrize(
+    ("line", "state"),
+    [
+        ("", "RUNNING"),
+        ('{"stopped": 1, "at": 9}', "PAUSED"),
+        ('{"stopped": 1, "paused": true, "at": 9}', "PAUSED"),
+    ],
+)
+def test_a_trial_that_waits_is_shown_as_paused(tmp_path: Path, line: str, state: str) -> None:
+    folder = StudyFolder(tmp_path).trial(0)
+    folder.path.mkdir(parents=True)
+    folder.ledger.write_text(f'{{"launch": 1, "cell": 1, "at": 5}}\n{line}\n')
+    running = optuna.trial.create_trial(state=optuna.trial.TrialState.RUNNING)
+    assert TrialRecord(running, folder).shown_state == state
 
 
 def test_an_unknown_trial_is_a_user_error(study: optuna.Study) -> None:

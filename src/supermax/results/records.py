@@ -112,6 +112,12 @@ class TrialRecord:
         return str(self.trial.state.name)
 
     @property
+    def shown_state(self) -> str:
+        """State, or PAUSED if the trial is RUNNING in the study and its last attempt has ended."""
+        ended = bool(self.attempts) and self.attempts[-1].how in ("paused", "stopped")
+        return "PAUSED" if ended and self.state == "RUNNING" else self.state
+
+    @property
     def values(self) -> list[float] | None:
         values: list[float] | None = self.trial.values
         return values

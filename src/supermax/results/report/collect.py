@@ -160,7 +160,7 @@ def collect(record: StudyRecord, storage: str | None = None) -> ReportFacts:
     return ReportFacts(
         name=record.name,
         objectives=list(zip(record.titles, record.directions, strict=True)),
-        states=dict(Counter(_state(trial) for trial in record.trials)),
+        states=dict(Counter(trial.shown_state for trial in record.trials)),
         carried=len(record.trials) - len(own),
         started=started,
         ended=ended,
@@ -252,12 +252,6 @@ def _group(by_number: dict[int, TrialRecord], faults: list[FaultRecord]) -> Faul
         params=trial.params,
         log=example.log_tail or trial.log,
     )
-
-
-def _state(trial: TrialRecord) -> str:
-    """Return the state of a trial, or PAUSED if it is RUNNING and its last attempt has ended."""
-    ended = bool(trial.attempts) and trial.attempts[-1].how in ("paused", "stopped")
-    return "PAUSED" if ended and trial.state == "RUNNING" else trial.state
 
 
 def _attempts(trial: TrialRecord) -> int:

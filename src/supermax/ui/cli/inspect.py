@@ -157,7 +157,7 @@ def show(
         f"{name} {value:.6g}"
         for name, value in zip(record.titles, found.values or (), strict=False)
     )
-    screen.print(f"Trial {found.number} of '{record.name}': {found.state.lower()} {values}")
+    screen.print(f"Trial {found.number} of '{record.name}': {found.shown_state.lower()} {values}")
     if (machine := machine_text(record, found)) is not None:
         screen.print(f"Machine: {machine}")
     if found.broken:
@@ -233,7 +233,7 @@ def compare(
         print_json([trial_facts(record, trial) for trial in found])
         return
     table = Table("", *(f"trial {trial.number}" for trial in found))
-    table.add_row("state", *(trial.state.lower() for trial in found))
+    table.add_row("state", *(trial.shown_state.lower() for trial in found))
     for i, name in enumerate(record.titles):
         shown = [f"{t.values[i]:.6g}" if t.values else "–" for t in found]
         table.add_row(literal(name), *shown)
