@@ -1,7 +1,7 @@
 """Measure the overhead of the engine against Optuna alone in the same run.
 
     make bench                 everything, about ten minutes on two cores
-    python benchmarks/engine.py --only noop,sleep,growth,start,joblib --scale 0.1
+    python benchmarks/engine.py --only noop,sleep,growth,start,joblib,promotion --scale 0.1
 
 Prints one table and writes dated JSON under benchmarks/results/. Every ratio is against
 Optuna in the same run, on the same kind of storage, with the same objective and sampler.
@@ -28,6 +28,8 @@ from supermax.engine import events
 from supermax.engine.storage.patient import PatientStorage
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
+STEPS = 9
+"""Reports of a trial in (f)."""
 
 
 def noop(trial: optuna.Trial) -> float:
@@ -257,12 +259,50 @@ def bench_joblib(folder: str, scale: float) -> list[Line]:
     ]
 
 
+def reporting(trial: optuna.Trial) -> float:
+    """Report a value after each of nine steps."""
+    x = float(trial.suggest_float("x", 0.0, 1.0))
+    for step in range(1, STEPS + 1):
+        trial.report(x + 1 / step, step)
+        if trial.should_prune():
+            raise optuna.TrialPruned
+    return x
+
+
+def bench_promotion(folder: str, scale: float) -> list[Line]:
+    """(f) Measure the cost of a trial where trials pause at rungs, early and late."""
+    n = int(2000 * scale)
+    started: list[float] = []
+
+    def listener(event: events.Event) -> None:
+        if isinstance(event, events.TrialStarted) and event.number == len(started):
+            started.append(time.perf_counter())
+
+    run = functools.partial(supermax.optimize, n_trials=n, reuse_cells=True)
+    plain = timed(lambda: run(new_study(folder, "plain"), reporting, progress=False))
+    pruner = supermax.Promotion(max_reports=STEPS)
+    paused = timed(
+        lambda: run(new_study(folder, "paused"), reporting, pruner=pruner, progress=listener)
+    )
+    tenth = n // 10
+    early = (started[2 * tenth] - started[tenth]) / tenth  # the first ones are not paused
+    late = (started[-1] - started[-1 - tenth]) / tenth
+    name = f"(f) {n} trials with {STEPS} reports, that pause at rungs"
+    times = f"{paused / n * 1e3:.1f} ms/trial", f"{plain / n * 1e3:.1f} ms/trial without pauses"
+    each = f"    time a trial, last {tenth} / second {tenth}"
+    return [
+        unlimited(name, *times, paused / plain),
+        at_most(each, f"{late * 1e3:.1f} / {early * 1e3:.1f} ms", "–", late / early, 1.5),
+    ]
+
+
 BENCHES = {
     "noop": bench_noop,
     "sleep": bench_sleep,
     "growth": bench_growth,
     "start": bench_start,
     "joblib": bench_joblib,
+    "promotion": bench_promotion,
 }
 
 
