@@ -13,6 +13,7 @@ import textwrap
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -348,6 +349,15 @@ def test_a_seed_set_at_import_holds_in_every_cell(study: optuna.Study, module: A
     assert [trial.user_attrs["drawn"] for trial in study.trials] == [expected] * 2
 
 
+@pytest.fixture
+def bit_generator_is_restored() -> Iterator[None]:
+    """For a module that sets another one, in this process too."""
+    ours = np.random.get_bit_generator()
+    yield
+    np.random.set_bit_generator(ours)
+
+
+@pytest.mark.usefixtures("bit_generator_is_restored")
 def test_another_bit_generator_set_at_import_holds_in_every_cell(
     study: optuna.Study, module: Any
 ) -> None:
