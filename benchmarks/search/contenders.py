@@ -204,6 +204,7 @@ CONTENDERS: dict[str, Contender] = {
     "supermax": _supermax(),
     "supermax-no-promotion": _supermax(promotion=False),
     "supermax-defaults": _supermax(known=_defaults),
+    "supermax-defaults-no-promotion": _supermax(known=_defaults, promotion=False),
     "supermax-warm": _warm(_defaults),
     "supermax-portfolio-warm": _warm(portfolio_of),
     "supermax-no-portfolio": _supermax(known=_none),
