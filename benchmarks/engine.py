@@ -271,7 +271,7 @@ def reporting(trial: optuna.Trial) -> float:
 
 def bench_promotion(folder: str, scale: float) -> list[Line]:
     """(f) Measure the cost of a trial where trials pause at rungs, early and late."""
-    n = int(2000 * scale)
+    n = int(1000 * scale)
     started: list[float] = []
 
     def listener(event: events.Event) -> None:
