@@ -255,14 +255,30 @@ def test_the_backend_is_not_read_again_for_a_finished_trial(
     assert isinstance(study._storage, _CachedStorage)
     assert isinstance(study._storage._backend, RDBStorage)
     storage = PatientStorage(study._storage, study, file=None, patience=Patience(print))
+    storage.history()
     trial_id = storage.create_new_trial(study._study_id)
     storage.set_trial_state_values(trial_id, TrialState.COMPLETE, [1.0])
     with counted(study._storage, monkeypatch) as counts:
         assert storage.get_trial(trial_id).values == [1.0]
-        once = counts["statements"]
-        assert storage.get_trial(trial_id).values == [1.0]
         assert storage.get_all_trials(study._study_id)[0].values == [1.0]
-        assert counts["statements"] == once
+        assert counts["statements"] == 0
+
+
+def test_the_end_of_a_trial_reads_that_trial_alone_however_many_are_running(
+    study: optuna.Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner, storage = study._storage, wrapped(study)
+    assert isinstance(inner, _CachedStorage)
+    trials = [study.ask() for _ in range(20)]  # 19 of them stay RUNNING, as paused ones do
+    storage.history(now=True)
+    with counted(inner, monkeypatch) as counts:
+        for trial in trials[:10]:
+            study.tell(trial, 1.0)
+            assert storage.get_trial(trial._trial_id).state is TrialState.COMPLETE
+            assert storage.history().finished[-1].number == trial.number
+    assert counts["trials"] <= 10 + 20  # each by itself, and all at most once within a second
+    ended = [t.number for t in inner.get_all_trials(study._study_id) if t.state.is_finished()]
+    assert [t.number for t in storage.history(now=True).finished] == ended == list(range(10))
 
 
 def test_parameters_that_are_sampled_together_are_one_transaction(

@@ -62,6 +62,14 @@ class TrialHistory:
         self._unfinished.add(trial.number)
         return True
 
+    def end(self, trial: FrozenTrial) -> bool:
+        """Take over a trial that this run has finished; return False if it is not known as
+        unfinished."""
+        if trial.number not in self._unfinished:
+            return False
+        self._replace(trial)
+        return True
+
     def prefer(self, trials: Iterable[FrozenTrial]) -> None:
         """Replace RUNNING trials by this run's own copies, which it updates as it writes."""
         for trial in trials:
@@ -124,6 +132,17 @@ def _from_cache(storage: _CachedStorage, history: TrialHistory) -> Mapping[int, 
     fill_cache(storage, history.study_id, history.parts)
     storage._read_trials_from_remote_storage(history.study_id)
     return storage._studies[history.study_id].trials
+
+
+def read_finished(storage: BaseStorage, trial_id: int) -> FrozenTrial:
+    """Return a trial that has just finished, and add it to Optuna's cache."""
+    trial = storage.get_trial(trial_id)
+    if isinstance(storage, _CachedStorage):
+        with storage._lock:
+            study_id, _ = storage._trial_id_to_study_id_and_number[trial_id]
+            storage._add_trials_to_cache(study_id, [trial])
+            storage._studies[study_id].unfinished_trial_ids.discard(trial_id)
+    return trial
 
 
 def fill_cache(storage: BaseStorage, study_id: int, parts: EqualParts | None = None) -> None:

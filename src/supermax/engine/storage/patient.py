@@ -30,7 +30,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from supermax._util.attributes import CLAIM, CREATION
 from supermax.engine.storage import rdb
-from supermax.engine.storage.history import TrialHistory, reader
+from supermax.engine.storage.history import TrialHistory, read_finished, reader
 from supermax.engine.storage.leases import FIRST_TOKEN, LeaseLost, Leases
 from supermax.engine.storage.patience import Patience, Subject, Wait
 from supermax.engine.storage.sqlite import SameFile
@@ -235,12 +235,9 @@ class PatientStorage(BaseStorage):
     def set_trial_state_values(
         self, trial_id: int, state: TrialState, values: Sequence[float] | None = None
     ) -> bool:
-        self._read_at = -math.inf
         if state is not TrialState.RUNNING:
-            try:
-                return self._do(self._finish, trial_id, state, values)
-            finally:
-                self._cached_trials.pop(trial_id, None)
+            return self._finish(trial_id, state, values)
+        self._read_at = -math.inf
         backend = rdb.uncached(self.inner)
         if isinstance(backend, RDBStorage):
             taken = self._do(rdb.take_trial, backend, trial_id, self.claim, self.leases)
@@ -254,6 +251,20 @@ class PatientStorage(BaseStorage):
         return taken
 
     def _finish(self, trial_id: int, state: TrialState, values: Sequence[float] | None) -> bool:
+        """Finish a trial. One that this run owns is then read alone: a read of all unfinished
+        trials would make an end cost more the more trials are paused."""
+        read_at, self._read_at = self._read_at, -math.inf
+        try:
+            done = self._do(self._finish_once, trial_id, state, values)
+        finally:
+            owned = self._cached_trials.pop(trial_id, None) is not None
+        if owned and self._history.end(self._do(read_finished, self.inner, trial_id)):
+            self._read_at = read_at
+        return done
+
+    def _finish_once(
+        self, trial_id: int, state: TrialState, values: Sequence[float] | None
+    ) -> bool:
         """Finish a trial. If it already has this state and these values by this run, an earlier
         attempt at this write succeeded and its reply was lost. It has removed the lease too, so
         that the check before the commit may fail first."""
@@ -368,8 +379,6 @@ class PatientStorage(BaseStorage):
     def get_trial(self, trial_id: int) -> FrozenTrial:
         if (cached := self._cached_trials.get(trial_id)) is not None:
             return _copy(cached)  # saves a query of milliseconds
-        if isinstance(self.inner, _CachedStorage):
-            self.history()  # what has changed is needed anyway, and Optuna's cache gets it
         return self._do(self.inner.get_trial, trial_id)
 
     def get_trial_system_attrs(self, trial_id: int) -> dict[str, object]:
