@@ -178,6 +178,7 @@ def estimates(todo: Todo, keep: Keep, groups: Sequence[str] = GROUPS) -> None:
         sources = [find(config.encoder.name)] * (2 if config.agent == "joint" else 1)
         spec = spec_of(config, sources, execution)
         found = need(spec, Split(batch, checkpointing, evaluated=0))
+        whole = need(spec, Split(batch, checkpointing, evaluated=spec.length))
         peak = probe_memory(config, execution, spec.length, micros=times, updates=3)
         keep(
             {
@@ -185,7 +186,7 @@ def estimates(todo: Todo, keep: Keep, groups: Sequence[str] = GROUPS) -> None:
                 "group": group, "adapter": config.adapter.model_dump(),
                 "micro_batch": batch, "length": spec.length, "checkpointing": checkpointing,
                 "micro_batches": times, "optimizer": spec.optimizer, "frozen": spec.frozen,
-                "predicted": found.allocated - found.saved, "reserve": found.reserved,
+                "predicted": found.allocated - found.saved, "reserve": whole.reserved,
                 "allocated": peak.allocated, "reserved": peak.reserved,
                 "seconds": peak.seconds,
             }

@@ -8,7 +8,8 @@ transformers loads. A process does `--each` runs; each result is a line in --res
 results are not run again. Sides: "trainer" (a plain script with Trainer), "plain" (a plain loop of
 PyTorch), "ours". By default those are compared that a task has: "trainer" and "ours", and "plain"
 and "ours" for share and joint, which transformers has no model for. Other sides: "trainer raw"
-(numbers that are not standardised), "ours eager", "ours compiled" (other step executors), "ours
+(numbers that are not standardised), "trainer pooler" (the head of multilabel and regression begins
+with the checkpoint's pooler), "ours eager", "ours compiled" (other step executors), "ours
 padded" (random batches without packing), "ours sorted" (pools of fifty batches sorted by length).
 wnut needs the package seqeval.
 """
@@ -54,6 +55,8 @@ def has_side(task: Task, side: str) -> bool:
     """Return True if a task can be run by a side."""
     if side == "trainer raw":
         return task.agent == "regression"
+    if side == "trainer pooler":
+        return task.agent in ("multilabel", "regression")
     agents = {_LOOP: _OF_LOOP, _TRAINER: _OF_TRAINER}.get(side)
     return side in _EXECUTION if agents is None else task.agent in agents
 
@@ -90,7 +93,9 @@ def _trained(
     if side.startswith(_TRAINER):
         import parity_trainer as trainer
 
-        return trainer.train(task, encoder, data, seed, raw=side == "trainer raw")
+        return trainer.train(
+            task, encoder, data, seed, raw=side == "trainer raw", pooler=side == "trainer pooler"
+        )
     import parity_ours as ours
 
     ours.change(side)

@@ -181,11 +181,20 @@ def _answered(
 
 
 def make_trainer(
-    task: Task, encoder: str, data: Split, seed: int, folder: str, *, raw: bool = False
+    task: Task,
+    encoder: str,
+    data: Split,
+    seed: int,
+    folder: str,
+    *,
+    raw: bool = False,
+    pooler: bool = False,
 ) -> Trainer:
     """Return a Trainer that evaluates after every epoch.
 
-    `raw`: the numbers of a regression are trained on as they are, not standardised.
+    `raw`: the numbers of a regression are trained on as they are, not standardised. `pooler`: the
+    head begins with the pooler of the checkpoint and with the class layer that transformers
+    initialises, not with layers as torch initialises them.
     """
     train, held, names = data
     set_seed(seed)
@@ -206,6 +215,9 @@ def make_trainer(
     )
     # A checkpoint in fp16 would otherwise be trained in fp16.
     model = kind.from_pretrained(encoder, dtype=torch.float32, **settings)
+    if task.agent in ("multilabel", "regression") and not pooler:
+        model.bert.pooler.dense.reset_parameters()
+        model.classifier.reset_parameters()
     return Trainer(
         model,
         TrainingArguments(
@@ -235,11 +247,11 @@ def make_trainer(
 
 
 def train(
-    task: Task, encoder: str, data: Split, seed: int, *, raw: bool = False
+    task: Task, encoder: str, data: Split, seed: int, *, raw: bool = False, pooler: bool = False
 ) -> list[dict[str, float]]:
     """Return the held-out metrics after each epoch."""
     with tempfile.TemporaryDirectory() as folder:
-        trainer = make_trainer(task, encoder, data, seed, folder, raw=raw)
+        trainer = make_trainer(task, encoder, data, seed, folder, raw=raw, pooler=pooler)
         trainer.train()
     return epochs_of(trainer, task)
 

@@ -12,7 +12,7 @@ from supermax.memory.facts import Spec
 
 MIB = 1 << 20
 _LIBRARY = {"cuda": 66 * MIB, "cpu": 8 * MIB}
-"""Bytes of the workspace of the matrix libraries (cuBLAS on a GPU)."""
+"""Bytes of the workspace of the matrix libraries for each stream (on a GPU, of cuBLAS)."""
 CONTEXT = {"cuda": 800 * MIB, "cpu": 64 * MIB}
 """Bytes of a process beside its tensors: on a GPU, the CUDA context."""
 STATE = {"adamw": 8.0, "adamw_8bit": 2.05, "adafactor": 0.02, "lion": 4.0}
@@ -33,7 +33,7 @@ class Split:
     checkpointing: bool = False
     """Activation checkpointing."""
     evaluated: int = EVALUATED
-    """Tokens of a batch of evaluation."""
+    """Tokens of a batch of evaluation; 0: training alone."""
     best_on_host: bool = False
     """Keep the best epoch's weights in host memory, which is slower."""
 
@@ -121,7 +121,8 @@ def need(spec: Spec, split: Split, correction: Correction = PLAIN) -> Need:
     )
     return replace(
         found,
-        workspace=found.workspace + _LIBRARY[kind],
+        # CUDA graphs run on a stream of their own.
+        workspace=found.workspace + _LIBRARY[kind] * (2 if spec.captured else 1),
         other_moments=_other_moments(found, spec, split, micro),
         slack=_slack(found, spec, correction),
     )
@@ -130,18 +131,21 @@ def need(spec: Spec, split: Split, correction: Correction = PLAIN) -> Need:
 def _forward(spec: Spec, batch: int, checkpointing: bool, scale: float) -> dict[str, int]:
     """Return what is allocated when the backward pass begins. With activation checkpointing, that
     is the inputs of all layers and all activations of one; the bf16 copies of the other layers'
-    matrices are freed by then."""
+    matrices are freed by then, those of frozen ones already in the forward pass."""
     tokens, square = batch * spec.length, batch * spec.length**2
     layers = [(e, saved_activations.layer_of(e, spec), spec.active(e)) for e in spec.encoders]
     adapter = spec.adapter_bytes / sum(e.layers for e in spec.encoders)
+    joined = spec.captured and not checkpointing and not spec.adapter
     linear_parts = [
-        (saved_activations.by_token(layer, e, spec) + adapter) * tokens for e, layer, _ in layers
+        (saved_activations.by_token(layer, e, spec, joined) + adapter) * tokens
+        for e, layer, _ in layers
     ]
     quadratic_parts = [
         saved_activations.attention(layer, e, spec, batch, spec.length) for e, layer, _ in layers
     ]
     embeddings = sum(saved_activations.base(e, spec) for e in spec.encoders) * tokens
-    linear, quadratic, half = 0.0, 0.0, _autocast_copies(spec)
+    linear, quadratic = 0.0, 0.0
+    half = 0 if checkpointing and spec.adapter else _autocast_copies(spec)
     if checkpointing:
         linear = sum(4 * e.hidden * e.layers for e in spec.encoders) * tokens
         copies = (2 * e.matrices * spec.half for e in spec.encoders)
@@ -149,7 +153,7 @@ def _forward(spec: Spec, batch: int, checkpointing: bool, scale: float) -> dict[
         quadratic = square
         if sum(recomputed) > half:
             linear, quadratic = linear + recomputed[0], quadratic + recomputed[1]
-            half = recomputed[2]
+            half = int(recomputed[2])
     else:
         counts = [count for _, _, count in layers]
         linear = sum(n * part for n, part in zip(counts, linear_parts, strict=True))
@@ -201,7 +205,7 @@ def _other_moments(found: Need, spec: Spec, split: Split, micro: int) -> int:
     evaluation = sum(
         saved_activations.evaluation(e, spec, tokens, spec.length) for e in spec.encoders
     )
-    evaluating = _autocast_copies(spec) + evaluation
+    evaluating = _autocast_copies(spec) + evaluation if split.evaluated else 0.0
     peak: float = max(backward, accumulation, update)
     if captured:
         peak += evaluating  # the CUDA graphs keep their memory pool during evaluation

@@ -56,7 +56,13 @@ class AdaptedLayers:
     distinct: Numbers
     """Input features of the adapted layers, those of query, key and value counted once."""
     frozen: Numbers
-    """Input features of the layers that are not adapted."""
+    """Sum of the input features of the layers that are not adapted."""
+    frozen_distinct: Numbers
+    """The same, with an input that layers share counted once."""
+    attended: Numbers
+    """Input features of the adapted layers whose input is the output of attention."""
+    scaled: Numbers
+    """Features of the norms that save their output for the gradient of their weight alone."""
 
     def parameters(self, rank: int) -> int:
         """Return the elements of the adapter's matrices."""

@@ -73,24 +73,45 @@ def adapted_layers(source: Source, kind: str) -> AdaptedLayers:
 def _adapted_layers(model: nn.Module, kind: str, name: str) -> AdaptedLayers:
     every = targets(model, "all-linear", name)
     chosen = targets(model, kind, name)
+    adapted, others = (
+        _inputs(model, paths) for paths in (chosen, [path for path in every if path not in chosen])
+    )
     layers = [cast(nn.Linear, model.get_submodule(path)) for path in chosen]
     return AdaptedLayers(
-        len(layers),
-        sum(layer.in_features for layer in layers),
-        sum(layer.out_features for layer in layers),
-        _distinct_inputs(model, chosen),
-        _distinct_inputs(model, [path for path in every if path not in chosen]),
+        count=len(layers),
+        inputs=sum(layer.in_features for layer in layers),
+        outputs=sum(layer.out_features for layer in layers),
+        distinct=sum(_distinct(inputs) for inputs in adapted.values()),
+        frozen=sum(map(sum, others.values())),
+        frozen_distinct=sum(_distinct(inputs) for inputs in others.values()),
+        attended=sum(inputs[-1] for path, inputs in adapted.items() if attention_of(path)),
+        scaled=sum(_scaled_features(module) for module in model.modules()),
     )
 
 
-def _distinct_inputs(model: nn.Module, paths: Sequence[str]) -> int:
-    """Return the input features of linear layers. Those of an attention module have two inputs:
-    one for query, key and value, one for the output."""
+def _inputs(model: nn.Module, paths: Sequence[str]) -> dict[str, list[int]]:
+    """Return the input features of linear layers, by the module of their attention or the one
+    that holds them. The last one of a module has its output."""
     by_module: dict[str, list[int]] = {}
     for path in paths:
         layer = cast(nn.Linear, model.get_submodule(path))
-        by_module.setdefault(attention_of(path) or path, []).append(layer.in_features)
-    return sum(sum({0: each[0], len(each) - 1: each[-1]}.values()) for each in by_module.values())
+        module = attention_of(path) or path.rpartition(".")[0]
+        by_module.setdefault(module, []).append(layer.in_features)
+    return by_module
+
+
+def _distinct(inputs: Sequence[int]) -> int:
+    """Return the features of the distinct inputs of a module: query, key and value have one, and
+    so have the gate and the projection beside it; the last layer has another."""
+    return inputs[0] + (inputs[-1] if len(inputs) > 1 else 0)
+
+
+def _scaled_features(module: nn.Module) -> int:
+    """Return the features of a norm that multiplies its output by its weight in Python, as the
+    RMS norms of transformers do; 0 for other modules."""
+    if not type(module).__name__.endswith("RMSNorm") or isinstance(module, nn.RMSNorm):
+        return 0
+    return sum(weight.numel() for weight in module.parameters())
 
 
 def why_unusable(source: Source, last_token: bool = False) -> str | None:
