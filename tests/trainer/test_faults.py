@@ -49,6 +49,19 @@ def crash() -> None:
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
+def killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class CountingFails(tiny.Fails):
+    """Fail once, and note each epoch that begins."""
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        with (self.file.parent / "marks").open("a") as file:
+            file.write(f"{round(state.epoch or 0)}\n")
+        super().on_epoch_begin(args, state, control, **rest)
+
+
 def raise_error() -> None:
     raise ValueError("wrong data")
 

@@ -12,6 +12,7 @@ import torch
 from transformers import BertModel, BertTokenizerFast
 
 from tests.trainer import tiny
+from tests.trainer.test_faults import CountingFails, crash, faults_in, killed
 from tests.trainer.test_search import search, seeded
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick", "preloaded")]
@@ -50,7 +51,7 @@ def pairs(start: int, count: int) -> Any:
     return datasets.Dataset.from_dict({"anchor": texts, "positive": [f"{t} w1" for t in texts]})
 
 
-def trainer(folder: Path, path: str, memory: int = 8) -> Any:
+def trainer(folder: Path, path: str, memory: int = 8, callbacks: Any = None) -> Any:
     return st.SentenceTransformerTrainer(
         model_init=partial(model_of, path, memory),
         args=st.SentenceTransformerTrainingArguments(
@@ -66,6 +67,7 @@ def trainer(folder: Path, path: str, memory: int = 8) -> Any:
         train_dataset=pairs(0, 32),
         eval_dataset=pairs(40, 16),
         loss=st.sentence_transformer.losses.MultipleNegativesRankingLoss,
+        callbacks=callbacks,
     )
 
 
@@ -87,3 +89,16 @@ def test_values_are_those_of_transformers_also_in_micro_batches(tmp_path: Path) 
     vectors = st.SentenceTransformer(ours.run_summary["checkpoint"]).encode(["w1 w2"])
     assert vectors.shape == (1, 16)
     assert isinstance(ours.run_summary["study"], optuna.Study)
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(("action", "fault"), [(crash, "signal"), (killed, "killed from outside")])
+def test_a_crash_repeats_no_epoch(action: Any, fault: str, tmp_path: Path) -> None:
+    path = base_model(tmp_path / "base")
+    once: dict[str, Any] = {"hp_space": space, "sampler": seeded(), "n_trials": 1}
+    plain = search(trainer(tmp_path, path), run_dir=tmp_path / "plain", **once)
+    failing = trainer(tmp_path, path, callbacks=[CountingFails(tmp_path, action, epoch=1)])
+    found = search(failing, run_dir=tmp_path / "run", **{**once, "sampler": seeded()})
+    assert faults_in(tmp_path / "run") == [fault]
+    assert (tmp_path / "marks").read_text().split() == ["0", "1", "1"]
+    assert found.objective == plain.objective

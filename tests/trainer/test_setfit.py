@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,8 +14,7 @@ from optuna.trial import TrialState
 
 import supermax
 from supermax.errors import UserError
-from tests.trainer import tiny
-from tests.trainer.test_faults import crash, faults_in, trials_in
+from tests.trainer.test_faults import CountingFails, crash, faults_in, killed, trials_in
 from tests.trainer.test_search import seeded
 from tests.trainer.test_sentence_transformers import base_model
 
@@ -132,25 +129,10 @@ def test_values_are_those_of_setfit_also_in_micro_batches(tmp_path: Path, path: 
     assert float(np.abs(model.model_head.coef_).sum()) == pytest.approx(best.objective)
 
 
-class Fails(tiny.Fails):
-    """Fail in the second epoch of the first attempt, and count epochs."""
-
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-        with (self.file.parent / "marks").open("a") as file:
-            file.write(f"{round(state.epoch or 0)}\n")
-        super().on_epoch_begin(args, state, control, **rest)
-
-
-def kill_from_outside() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-@pytest.mark.parametrize(
-    ("action", "fault"), [(crash, "signal"), (kill_from_outside, "killed from outside")]
-)
+@pytest.mark.parametrize(("action", "fault"), [(crash, "signal"), (killed, "killed from outside")])
 def test_a_crash_repeats_no_epoch(action: Any, fault: str, tmp_path: Path, path: str) -> None:
     plain = search(trainer(tmp_path, path), tmp_path / "plain", n_trials=1)
-    failing = trainer(tmp_path, path, callbacks=[Fails(tmp_path, action, epoch=1)])
+    failing = trainer(tmp_path, path, callbacks=[CountingFails(tmp_path, action, epoch=1)])
     best = search(failing, tmp_path, n_trials=1)
     assert faults_in(tmp_path / "run") == [fault]
     assert (tmp_path / "marks").read_text().split() == ["0", "1", "1"]
