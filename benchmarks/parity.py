@@ -5,12 +5,13 @@
 
 DATA: a folder with the files that parity_data.py names. ENCODER: a folder or a name that
 transformers loads. A process does `--each` runs; each result is a line in --results, and existing
-results are not run again. Sides: "trainer" (a plain script with Trainer), "plain" (a plain loop of
-PyTorch), "ours". By default those are compared that a task has: "trainer" and "ours", and "plain"
-and "ours" for share and joint, which transformers has no model for. Other sides: "trainer raw"
-(numbers that are not standardised), "trainer pooler" (the head of multilabel and regression begins
-with the checkpoint's pooler), "ours eager", "ours compiled" (other step executors), "ours
-padded" (random batches without packing), "ours sorted" (pools of fifty batches sorted by length).
+results are not run again. Sides: "trainer" (a plain script with Trainer; for multilabel and
+regression torch initialises its pooler and class layer), "plain" (a plain loop of PyTorch) and
+"ours". By default those are compared that a task has: "trainer" and "ours", and "plain" and "ours"
+for share and joint, which transformers has no model for. Other sides: "trainer raw" (numbers that
+are not standardised), "trainer pooler" (the head of multilabel and regression begins with the
+checkpoint's pooler), "ours eager", "ours compiled" (other step executors), "ours padded" (random
+batches without packing), "ours sorted" (pools of fifty batches sorted by length).
 wnut needs the package seqeval.
 """
 

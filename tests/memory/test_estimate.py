@@ -229,8 +229,9 @@ def test_estimates_agree_with_measurements_on_a_gpu(encoder: str) -> None:
         # Gradients that the fused optimizer never allocates are most of a batch of 8 short texts.
         bound = 0.16 if line["micro_batch"] == 8 else 0.1
         assert estimate == pytest.approx(line["allocated"], rel=bound), line["key"]
-        whole = need(spec, replace(split, evaluated=spec.length))
-        assert line["reserved"] <= whole.reserved, line["key"]
+        # The plan also has the copy of the best weights, and a larger evaluation.
+        plan = need(spec, Split(line["micro_batch"], line["checkpointing"]))
+        assert line["reserved"] <= plan.reserved, line["key"]
 
 
 PROBE = """

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from supermax.trainer.checkpoints import last_metrics, newest_checkpoint
-from supermax.trainer.plans import BatchSplit, batch_split_of, note_evaluation_short
+from supermax.trainer.plans import BatchSplit, batch_split_of, note_evaluation_oom
 
 
 def checkpoint(folder: Path, step: int, state: str | None = None) -> Path:
@@ -42,5 +42,5 @@ def test_metrics_of_the_last_step_are_those_that_evaluate_returned() -> None:
 def test_splits_of_training_and_evaluation(tmp_path: Path) -> None:
     assert batch_split_of(None, tmp_path) == BatchSplit(1, 1)
     assert batch_split_of({"out_of_memory": 2}, tmp_path) == BatchSplit(4, 1)
-    note_evaluation_short(tmp_path)
+    note_evaluation_oom(tmp_path)
     assert batch_split_of({"out_of_memory": 3}, tmp_path) == BatchSplit(4, 2)

@@ -234,7 +234,7 @@ def test_a_function_makes_the_trainer_in_each_process(
 
     with pytest.raises(supermax.UserError, match=r"(?s)'lock'.*pass a function that makes"):
         search(make())
-    assert search(make, n_trials=1).run_id == "0"
+    assert search(make, n_trials=1, direction="minimize").run_id == "0"
 
 
 SCRIPT = """

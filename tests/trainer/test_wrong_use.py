@@ -31,6 +31,18 @@ def test_a_trainer_without_model_init(tmp_path: Path) -> None:
     assert "has no model_init. Pass Trainer(model_init=…)" in error_of(trainer)
 
 
+def test_a_function_without_a_direction(tmp_path: Path) -> None:
+    message = error_of(lambda: tiny.trainer(tmp_path))
+    assert "direction is missing" in message
+    assert "Pass direction='minimize' or direction='maximize'" in message
+
+
+def test_load_if_exists_with_a_space(tmp_path: Path) -> None:
+    space = supermax.space.loads("name: tiny\nparameters:\n  learning_rate: {choices: [1e-3]}")
+    message = error_of(tiny.trainer(tmp_path), hp_space=space, load_if_exists=False)
+    assert "load_if_exists has no effect with a Space" in message
+
+
 def test_a_model_init_with_two_arguments(tmp_path: Path) -> None:
     trainer = tiny.trainer(tmp_path)
     trainer.model_init = lambda trial, more: tiny.classifier()

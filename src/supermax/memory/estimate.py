@@ -121,7 +121,7 @@ def need(spec: Spec, split: Split, correction: Correction = PLAIN) -> Need:
     )
     return replace(
         found,
-        # CUDA graphs run on a stream of their own.
+        # CUDA graphs run on a stream of their own. A process keeps the workspaces of all streams.
         workspace=found.workspace + _LIBRARY[kind] * (2 if spec.captured else 1),
         other_moments=_other_moments(found, spec, split, micro),
         slack=_slack(found, spec, correction),
@@ -135,9 +135,9 @@ def _forward(spec: Spec, batch: int, checkpointing: bool, scale: float) -> dict[
     tokens, square = batch * spec.length, batch * spec.length**2
     layers = [(e, saved_activations.layer_of(e, spec), spec.active(e)) for e in spec.encoders]
     adapter = spec.adapter_bytes / sum(e.layers for e in spec.encoders)
-    joined = spec.captured and not checkpointing and not spec.adapter
+    fused_qkv = spec.captured and not checkpointing and not spec.adapter
     linear_parts = [
-        (saved_activations.by_token(layer, e, spec, joined) + adapter) * tokens
+        (saved_activations.by_token(layer, e, spec, fused_qkv) + adapter) * tokens
         for e, layer, _ in layers
     ]
     quadratic_parts = [

@@ -59,9 +59,9 @@ class AdaptedLayers:
     """Sum of the input features of the layers that are not adapted."""
     frozen_distinct: Numbers
     """The same, with an input that layers share counted once."""
-    attended: Numbers
+    attention_outputs: Numbers
     """Input features of the adapted layers whose input is the output of attention."""
-    scaled: Numbers
+    norm_features: Numbers
     """Features of the norms that save their output for the gradient of their weight alone."""
 
     def parameters(self, rank: int) -> int:

@@ -46,18 +46,18 @@ class Layer:
     """× L²"""
     position_states: float = 0
     """× h·s"""
-    separate: float = 0
+    qkv_inputs: float = 0
     """× T·h less, where query, key and value are one matrix product and save one input."""
 
 
 _GPU_BERT = Layer(24, 4, 4, per_pair=2, masks_hidden=2)
-_SEPARATE = replace(_GPU_BERT, separate=4)
+_BERT_WITH_QKV = replace(_GPU_BERT, qkv_inputs=4)
 _CPU_BERT = Layer(32, 8, 10, unmasked=4, masks_hidden=8, dropped_scores=12)
 _GPU: dict[str, Layer] = {
-    "bert": _SEPARATE,
-    "roberta": _SEPARATE,
-    "xlm-roberta": _SEPARATE,
-    "electra": _SEPARATE,
+    "bert": _BERT_WITH_QKV,
+    "roberta": _BERT_WITH_QKV,
+    "xlm-roberta": _BERT_WITH_QKV,
+    "electra": _BERT_WITH_QKV,
     "modernbert": Layer(24, 8, 8, per_pair=2, masks_inner=1, dropped_hidden=1),
     "eurobert": Layer(34, 8, 8, per_pair=2),
     "deberta-v2": Layer(
@@ -103,12 +103,12 @@ def layer_of(encoder: EncoderSizes, spec: Spec) -> Layer:
     return _GPU.get(encoder.family, _GPU_BERT)
 
 
-def by_token(layer: Layer, encoder: EncoderSizes, spec: Spec, joined: bool) -> float:
-    """Return the bytes that a layer saves for each token. `joined`: query, key and value are one
-    matrix product where the family separates them."""
+def by_token(layer: Layer, encoder: EncoderSizes, spec: Spec, fused_qkv: bool) -> float:
+    """Return the bytes that a layer saves for each token. `fused_qkv`: query, key and value are
+    one matrix product where the family separates them."""
     h, i, a = encoder.hidden, encoder.inner, encoder.heads
     saved = layer.per_hidden * h + layer.per_inner * i + layer.per_head * a
-    saved -= layer.separate * h if joined else 0
+    saved -= layer.qkv_inputs * h if fused_qkv else 0
     saved += layer.per_position * a * encoder.span
     if spec.dropout:
         saved += layer.masks_hidden * h + layer.masks_inner * i
@@ -129,9 +129,9 @@ def adapter_by_token(layers: AdaptedLayers, rank: int, dropout: bool, half: bool
     """
     width = 2 if half else 4
     frozen = layers.frozen if half else layers.frozen_distinct
-    saved = width * (rank * layers.count - frozen) - 4 * layers.scaled
+    saved = width * (rank * layers.count - frozen) - 4 * layers.norm_features
     if dropout and half:
-        saved += layers.inputs + width * layers.attended
+        saved += layers.inputs + width * layers.attention_outputs
     elif dropout:
         saved += width * (2 * layers.inputs - layers.distinct)
     return saved

@@ -17,7 +17,7 @@ MOST_ROWS = 5_000
 
 
 class TfidfBaseline(TypedDict):
-    """Metrics of TF-IDF with logistic regression, as they are stored."""
+    """Metrics of the fitted baseline, as they are stored."""
 
     metrics: dict[str, float]
     rows: int
@@ -33,8 +33,7 @@ def trivial_baseline(agent: str, train: Corpus, validation: Corpus) -> dict[str,
 
 
 def tfidf_baseline(agent: str, train: Corpus, validation: Corpus) -> TfidfBaseline:
-    """Fit TF-IDF with logistic or ridge regression on train, and return its metrics on
-    validation."""
+    """Fit the baseline of an agent on train, and return its metrics on validation."""
     train, validation = train.used_by(agent), validation.used_by(agent)
     sample = replace(
         train,

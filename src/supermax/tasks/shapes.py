@@ -84,14 +84,17 @@ def _adapted_layers(model: nn.Module, kind: str, name: str) -> AdaptedLayers:
         distinct=sum(_distinct(inputs) for inputs in adapted.values()),
         frozen=sum(map(sum, others.values())),
         frozen_distinct=sum(_distinct(inputs) for inputs in others.values()),
-        attended=sum(inputs[-1] for path, inputs in adapted.items() if attention_of(path)),
-        scaled=sum(_scaled_features(module) for module in model.modules()),
+        attention_outputs=sum(
+            inputs[-1] for path, inputs in adapted.items() if attention_of(path)
+        ),
+        norm_features=sum(_norm_features(module) for module in model.modules()),
     )
 
 
 def _inputs(model: nn.Module, paths: Sequence[str]) -> dict[str, list[int]]:
     """Return the input features of linear layers, by the module of their attention or the one
-    that holds them. The last one of a module has its output."""
+    that holds them, in the order in which the model registers them: the last layer of an
+    attention module takes the output of attention as its input."""
     by_module: dict[str, list[int]] = {}
     for path in paths:
         layer = cast(nn.Linear, model.get_submodule(path))
@@ -106,7 +109,7 @@ def _distinct(inputs: Sequence[int]) -> int:
     return inputs[0] + (inputs[-1] if len(inputs) > 1 else 0)
 
 
-def _scaled_features(module: nn.Module) -> int:
+def _norm_features(module: nn.Module) -> int:
     """Return the features of a norm that multiplies its output by its weight in Python, as the
     RMS norms of transformers do; 0 for other modules."""
     if not type(module).__name__.endswith("RMSNorm") or isinstance(module, nn.RMSNorm):

@@ -8,7 +8,7 @@ from typing import Any
 
 from supermax._util.text import listed, nearest
 from supermax.errors import UserError
-from supermax.trainer.hyperparameters import NO_MODEL_INIT, takes_trial
+from supermax.trainer.hyperparameters import NO_EVAL_DATASET, NO_MODEL_INIT, takes_trial
 from supermax.trainer.options import NAMES
 
 
@@ -97,10 +97,7 @@ def check_trainer(trainer: Any) -> None:
             f"with devices=[0, 1, …]."
         )
     if _evaluates_nothing(trainer):
-        raise UserError(
-            "The Trainer has no eval_dataset, so no trial would have a value. Pass "
-            "Trainer(eval_dataset=…)."
-        )
+        raise UserError(NO_EVAL_DATASET)
 
 
 def _evaluates_nothing(trainer: Any) -> bool:

@@ -16,20 +16,19 @@ from supermax.trainer.checkpoints import MODEL, last_metrics, newest_checkpoint
 from supermax.trainer.hyperparameters import SpaceArguments, check_argument_names
 from supermax.trainer.plans import BatchSplit, batch_split_of
 
-_TRIES_TO_LOAD = 8  # as a split: three attempts have run out of memory before the training began
+_PARTS_AFTER_THREE_OOMS = 2**3
 
 
 @dataclass(frozen=True)
 class SearchFunctions:
-    """Functions of the user, and the reports that the pruner needs."""
+    """Functions of the user, and whether its pruner pauses trials."""
 
     hp_space: Callable[[Any], Mapping[str, Any]]
     compute_objective: Callable[[dict[str, float]], Any]
     hp_name: Callable[[Any], str] | None
-    every: bool = False
-    """True: a checkpoint precedes each report."""
-    reports_all: bool = False
-    """True: each of several objectives is reported."""
+    promotes: bool = False
+    """True: a Promotion decides: a checkpoint precedes each report, and all objectives are
+    reported."""
 
 
 class Attempt:
@@ -43,11 +42,7 @@ class Attempt:
         self._split = batch_split_of(trial.plan, trial.checkpoint_dir)
         self._micro = MicroBatches(trainer, self._split.training)
         self._callback = TrialCallback(
-            trainer,
-            trial,
-            begin=self._begin,
-            every=functions.every,
-            reports_all=functions.reports_all,
+            trainer, trial, begin=self._begin, promotes=functions.promotes
         )
         self._began = False
         self.evaluating = False
@@ -56,7 +51,7 @@ class Attempt:
         """Train, and return the objective."""
         self._adapt_arguments()
         self._adapt_callbacks()
-        self._trainer.evaluate = self._evaluate(self._trainer.evaluate)
+        self._trainer.evaluate = self._noting_evaluation(self._trainer.evaluate)
         self._micro.install()
         if isinstance(self._functions.hp_space, SpaceArguments):
             self._functions.hp_space(self._trial)  # model_init finds all parameters in the trial
@@ -68,8 +63,8 @@ class Attempt:
     def why_not_split(self) -> str | None:
         """Return why smaller micro-batches are impossible or no help; None: they may help."""
         if not self._began:
-            short = self._split.training >= _TRIES_TO_LOAD
-            return "the model alone does not fit in memory" if short else None
+            often = self._split.training >= _PARTS_AFTER_THREE_OOMS
+            return "the model alone does not fit in memory" if often else None
         if self.evaluating or self._micro.why_not is None:
             return None
         return f"the batch does not fit in memory and cannot be split: {self._micro.why_not}"
@@ -142,7 +137,7 @@ class Attempt:
         if self._split != BatchSplit():
             self._trial.note(micro_batch=self._micro.rows)
 
-    def _evaluate(self, evaluate: Callable[..., Any]) -> Callable[..., Any]:
+    def _noting_evaluation(self, evaluate: Callable[..., Any]) -> Callable[..., Any]:
         def noted(*args: Any, **kwargs: Any) -> Any:
             self.evaluating = True
             metrics = evaluate(*args, **kwargs)

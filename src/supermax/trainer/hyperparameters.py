@@ -12,6 +12,10 @@ from supermax._util.text import listed, nearest
 from supermax.errors import UserError
 from supermax.space import Space, flatten
 
+NO_EVAL_DATASET = (
+    "The Trainer has no eval_dataset, so no trial would have a value. Pass "
+    "Trainer(eval_dataset=…)."
+)
 NO_MODEL_INIT = (
     "hyperparameter_search needs a new model for every trial, but the Trainer has no model_init. "
     "Pass Trainer(model_init=…), a function that returns the model, instead of model=…."
@@ -28,13 +32,19 @@ class SpaceArguments:
         return flatten(self.space.sample(trial))
 
 
-def check_argument_names(trainer: Any, values: object) -> None:
-    """Raise UserError if hp_space returned no dict, or names that no one reads."""
+def checked_mapping(values: object) -> Mapping[str, Any]:
+    """Return what hp_space returned. Raises UserError if it is no dict."""
     if not isinstance(values, Mapping):
         raise UserError(
             f"hp_space must return a dict of training arguments, but returned {values!r:.80}."
         )
-    unknown = [name for name in values if not hasattr(trainer.args, str(name))]
+    return values
+
+
+def check_argument_names(trainer: Any, values: object) -> None:
+    """Raise UserError if hp_space returned no dict, or names that no one reads."""
+    names = checked_mapping(values)
+    unknown = [name for name in names if not hasattr(trainer.args, str(name))]
     if not unknown or takes_trial(trainer.model_init):
         return
     known = [name for name in vars(trainer.args) if not name.startswith("_")]

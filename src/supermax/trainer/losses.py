@@ -3,8 +3,8 @@
 A loss is either a sum over the examples divided by `num_items_in_batch`, or a mean over examples
 or over labels, or it depends on the batch as a whole (contrastive losses). Which one it is depends
 on the model, and the Trainer does not know: some models accept `num_items_in_batch` and ignore it.
-So it is tried on a few examples of a batch. The losses are those of models of transformers, which
-do not weight their examples: with weights, the trial could not tell, since at the start of a
+So it is tested on a few examples of a batch. The losses are those of models of transformers, which
+do not weight their examples: with weights the test could not tell, since at the start of a
 training all examples have about the same loss.
 """
 

@@ -16,7 +16,7 @@ from supermax.errors import Infeasible, UserError
 from supermax.trainer.attempt import Attempt, SearchFunctions
 from supermax.trainer.detaching import Pristine, attached
 from supermax.trainer.hyperparameters import NO_MODEL_INIT
-from supermax.trainer.plans import note_evaluation_short
+from supermax.trainer.plans import note_evaluation_oom
 from supermax.trainer.setfit import SetFitAttempt, is_setfit
 
 
@@ -51,7 +51,7 @@ class TrainerObjective:
             if not out_of_memory(error):
                 raise
             if attempt.evaluating:
-                note_evaluation_short(trial.checkpoint_dir)
+                note_evaluation_oom(trial.checkpoint_dir)
             if (why := attempt.why_not_split()) is not None:
                 raise Infeasible(f"{why[0].upper()}{why[1:]}.") from error
             raise

@@ -14,7 +14,7 @@ from optuna.trial import Trial
 
 from supermax.engine.jobs.provision import DeviceUsage, Provision
 
-SHORT = "out_of_memory"
+OOM_COUNT = "out_of_memory"
 """Key of the plan: number of attempts that ran out of memory."""
 _IN_EVALUATION = "out-of-memory-in-evaluation"
 
@@ -23,7 +23,7 @@ class SplitPlanner:
     """Reserves nothing, since the memory that a Trainer's trial needs is not known."""
 
     def provide(self, trial: Trial, failed: Sequence[dict[str, object]]) -> Provision:
-        return Provision(0, {SHORT: len(failed)})
+        return Provision(0, {OOM_COUNT: len(failed)})
 
     def room(self, occupied: DeviceUsage) -> int | None:
         return None
@@ -40,12 +40,12 @@ class BatchSplit:
 def batch_split_of(plan: dict[str, object] | None, folder: Path) -> BatchSplit:
     """Return the split of an attempt: twice as fine after each time that memory ran out, in the
     phase in which it did."""
-    short = int(str((plan or {}).get(SHORT, 0)))
-    in_evaluation = min(short, _count(folder))
-    return BatchSplit(2 ** (short - in_evaluation), 2**in_evaluation)
+    ooms = int(str((plan or {}).get(OOM_COUNT, 0)))
+    in_evaluation = min(ooms, _count(folder))
+    return BatchSplit(2 ** (ooms - in_evaluation), 2**in_evaluation)
 
 
-def note_evaluation_short(folder: Path) -> None:
+def note_evaluation_oom(folder: Path) -> None:
     """Note in a trial's checkpoint folder that memory ran out during an evaluation."""
     count = _count(folder) + 1
     with contextlib.suppress(OSError):

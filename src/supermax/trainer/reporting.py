@@ -18,16 +18,16 @@ from transformers.trainer_utils import SaveStrategy
 
 from supermax.engine.processes.remote_trial import RemoteTrial, TrialInterrupted
 
-SAVE_SHARE = 10
-"""An added checkpoint is due when it takes at most this part of the time since the last one."""
+SAVE_FACTOR = 10
+"""An added checkpoint is due once the time since the last one is this multiple of what the last
+one took."""
 
 
 class TrialCallback(TrainerCallback):  # type: ignore[misc]
     """Connects one training to its trial.
 
-    `begin` is called before the first step. `every`: a checkpoint precedes each
-    report, however long it takes. `reports_all`: the study has several objectives, and a pruner
-    that compares all of them.
+    `begin` is called before the first step. `promotes`: a Promotion decides: a checkpoint precedes
+    each report, however long it takes, and all objectives are reported.
     """
 
     def __init__(
@@ -36,11 +36,10 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
         trial: RemoteTrial,
         *,
         begin: Callable[[], None],
-        every: bool,
-        reports_all: bool,
+        promotes: bool,
     ) -> None:
         self._trainer, self._trial, self._begin = trainer, trial, begin
-        self._every, self._reports_all = every, reports_all
+        self._promotes = promotes
         # Then the Trainer chooses among the checkpoints: there must be no others.
         self._adds = not trainer.args.load_best_model_at_end
         self._pending: tuple[Any, int] | None = None
@@ -90,14 +89,14 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
         self._asked_at = now = time.monotonic()
         if not self._adds or args.save_strategy == SaveStrategy.BEST:
             return
-        due = self._took is None or now - self._saved_at >= SAVE_SHARE * self._took
-        control.should_save |= self._every or due
+        due = self._took is None or now - self._saved_at >= SAVE_FACTOR * self._took
+        control.should_save |= self._promotes or due
 
     def _report(self) -> None:
         if self._pending is None:
             return
         (value, step), self._pending = self._pending, None
-        if len(self._trial.study.directions) > 1 and not self._reports_all:
+        if len(self._trial.study.directions) > 1 and not self._promotes:
             return
         self._trial.report(value, step)
         if self._trial.should_prune():

@@ -13,6 +13,7 @@ from optuna.trial import FrozenTrial
 
 from supermax._util.attributes import RECORD
 from supermax._util.text import in_short
+from supermax.engine.processes.pickling import NotPicklable
 from supermax.engine.promotion.ladder import Promotion
 from supermax.engine.ranking import front, ranked
 from supermax.engine.storage.locations import find_location
@@ -71,7 +72,7 @@ def hyperparameter_search(
         n_trials: Total number of finished trials of the study. None: no limit.
         direction: ``"minimize"``, ``"maximize"``, or a list of these for several objectives.
             None: that of ``trainer.hyperparameter_search``: ``"minimize"``, with a Trainer of
-            SetFit ``"maximize"``.
+            SetFit ``"maximize"``. A function that makes the Trainer needs one.
         backend: None or ``"optuna"``.
         hp_name: Function of a trial that returns the name of its run, for loggers.
         options: Of ``optuna.create_study``: storage, study_name, sampler, pruner, load_if_exists
@@ -117,7 +118,8 @@ class _Given:
     holder: Any = None
     """Trainer in this process whose model may occupy a GPU; None: there is none."""
     hp_space: Callable[[Any], Mapping[str, Any]] = _default_space
-    direction: str = "minimize"
+    direction: str | None = "minimize"
+    """Default direction; None: the user has to give one."""
     output_dir: str = "."
     modules: tuple[str, ...] = ()
 
@@ -137,7 +139,7 @@ def _given(trainer: Any, *, prunes: bool) -> _Given:
             modules=("setfit",),
         )
     if not is_trainer(trainer):
-        return _Given(factory=trainer)
+        return _Given(factory=trainer, direction=None)
     check_trainer(trainer)
     return _Given(
         trainer=trainer,
@@ -167,16 +169,20 @@ class _Search:
         from transformers.trainer_utils import default_compute_objective
 
         given = _given(trainer, prunes=options.get("pruner") is not None)
+        direction = given.direction if direction is None else direction
+        if direction is None:
+            raise UserError(
+                "direction is missing: a function that makes the Trainer has no default. Pass "
+                "direction='minimize' or direction='maximize'."
+            )
         self._given, self._options = given, options
         self._space = hp_space if isinstance(hp_space, Space) else None
         suggest = SpaceArguments(self._space) if self._space else hp_space
-        promotes = isinstance(options.get("pruner"), Promotion)
         functions = SearchFunctions(
             hp_space=suggest or given.hp_space,
             compute_objective=compute_objective or default_compute_objective,
             hp_name=hp_name,
-            every=promotes,
-            reports_all=promotes,
+            promotes=isinstance(options.get("pruner"), Promotion),
         )
         self._objective = TrainerObjective(
             trainer=given.trainer,
@@ -189,7 +195,7 @@ class _Search:
             try_space(given.trainer, functions.hp_space)
         self._study, self._run_dir = open_search(
             self._space,
-            given.direction if direction is None else direction,
+            direction,
             given.output_dir,
             options,
         )
@@ -218,8 +224,8 @@ class _Search:
     def _optimize(self, **arguments: Any) -> Summary:
         try:
             return optimize(self._study, self._objective, **arguments)
-        except UserError as error:
-            if "cannot be sent to another process" not in str(error) or not self._given.holder:
+        except NotPicklable as error:
+            if self._given.holder is None:
                 raise
             raise UserError(
                 f"{error} Or pass a function that makes the Trainer, in place of the Trainer: "

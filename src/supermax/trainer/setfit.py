@@ -21,7 +21,7 @@ from typing import Any
 from supermax.engine.processes.remote_trial import RemoteTrial
 from supermax.errors import UserError
 from supermax.trainer.attempt import Attempt, SearchFunctions
-from supermax.trainer.hyperparameters import NO_MODEL_INIT
+from supermax.trainer.hyperparameters import NO_EVAL_DATASET, NO_MODEL_INIT, checked_mapping
 
 DIRECTION = "maximize"
 """Default of setfit.Trainer.hyperparameter_search."""
@@ -52,10 +52,7 @@ def check_setfit(trainer: Any, *, prunes: bool) -> None:
             "argument. Write model_init(params), even if it does not use them."
         )
     if trainer.eval_dataset is None:
-        raise UserError(
-            "The Trainer has no eval_dataset, so no trial would have a value. Pass "
-            "Trainer(eval_dataset=…)."
-        )
+        raise UserError(NO_EVAL_DATASET)
     if prunes:
         raise UserError(
             "SetFit computes the objective at the end of a training, so there is nothing that a "
@@ -125,12 +122,7 @@ class SetFitAttempt(Attempt):
         self._setfit.args = args  # the first phase gets a copy
 
     def _hyperparameters(self, trial: Any) -> Mapping[str, Any]:
-        values = self._functions.hp_space(trial)
-        if not isinstance(values, Mapping):
-            raise UserError(
-                f"hp_space must return a dict of training arguments, but returned {values!r:.80}."
-            )
-        return values
+        return checked_mapping(self._functions.hp_space(trial))
 
     def _train(self, checkpoint: Path | None) -> None:
         self._prepare_search(self._setfit)
@@ -139,7 +131,7 @@ class SetFitAttempt(Attempt):
 
     def _train_encoder(self, train: Callable[..., Any], checkpoint: Path | None) -> Any:
         # SetFit replaces `model` for each trial, but the Trainer trains `model_wrapped`: without
-        # this, the classifier would be fitted on an encoder that nobody has trained.
+        # this, the classifier would be fitted on an untrained encoder.
         self._trainer.model_wrapped = self._trainer.model
         return train(resume_from_checkpoint=str(checkpoint) if checkpoint is not None else None)
 

@@ -63,13 +63,17 @@ def _is_same(one: Study, other: Study) -> bool:
     return not location.volatile and location.run_dir == find_location(other).run_dir
 
 
+class NotPicklable(UserError):
+    """Error: the objective, or something that it refers to, cannot be pickled."""
+
+
 def pickle_objective(objective: Callable[..., object], study: Study) -> bytes:
-    """Return the pickled objective. Raise UserError that names the part that cannot be pickled."""
+    """Return the pickled objective. Raise NotPicklable, which names the part."""
     try:
         return _dumps(objective, study)
     except Exception as error:
         path, culprit = _unpicklable_part(objective, study)
-        raise UserError(
+        raise NotPicklable(
             f"The objective cannot be sent to another process: {path} is "
             f"{_a(type(culprit).__name__)}, which cannot be pickled ({error}). Create it inside "
             f"the objective, or load it there from a file."

@@ -106,14 +106,14 @@ class EqualParts:
 
 
 def _interned(value: object) -> object:
-    """Return a value whose keys are those of other values."""
+    """Return the value with interned keys."""
     if isinstance(value, dict):
         return {_name(key): _interned(each) for key, each in value.items()}
     return [_interned(each) for each in value] if isinstance(value, list) else value
 
 
 def _name(key: str) -> str:
-    """Return the equal name of earlier trials. A storage in memory may hold keys of other types:
+    """Return the interned name. A storage in memory may hold keys of other types:
     they stay."""
     return sys.intern(key) if type(key) is str else key
 

@@ -85,7 +85,7 @@ class PatientStorage(BaseStorage):
         self._file = file
         self._history = TrialHistory(study._study_id)
         self._read = reader(inner, self._history)
-        self._read_at = -math.inf  # moment of the last read; it expires with a write of this run
+        self._read_at = -math.inf  # moment of the last read; -inf: the next use reads again
 
     def _do(self, action: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         try:

@@ -44,7 +44,7 @@ def check_adapter_export(config: Config, sources: Sequence[Source]) -> None:
     if untrained := [source.name for source in sources if not source.trained]:
         raise UserError(
             f"The adapter alone would be of no use: the weights of '{untrained[0]}' are random, "
-            "and nobody has them. Leave --adapter out to export the whole model."
+            "and not stored. Leave --adapter out to export the whole model."
         )
 
 
@@ -138,7 +138,11 @@ def base_model(folder: str | Path, *, trust_remote_code: bool = False) -> Model:
 
 def _base_model(folder: Path, facts: Facts) -> Model:
     if (base := facts.get("base")) is None:
-        raise UserError(f"{folder} holds a whole model, and no adapter: load it without a base.")
+        raise UserError(
+            f"{folder} holds a whole model, and no adapter. Load it with "
+            f"AutoModel.from_pretrained of transformers, or export the adapter: "
+            f"supermax refit STUDY --adapter."
+        )
     config = read_config(facts["config"])
     sources = [find(name) for name in base["encoders"]]
     rates = config.encoder.dropout, config.encoder.attention_dropout

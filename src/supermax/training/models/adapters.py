@@ -46,9 +46,8 @@ def check_installed() -> None:
 def import_peft() -> ModuleType:
     """Import peft. Raises UserError where that fails."""
     check_installed()
-    log = logging.getLogger(
-        "bitsandbytes"
-    )  # it warns of missing 4-bit kernels, which are not used
+    # It warns of missing 4-bit kernels, which are not used.
+    log = logging.getLogger("bitsandbytes")
     level = log.level
     log.setLevel(logging.ERROR)
     try:
@@ -56,7 +55,8 @@ def import_peft() -> ModuleType:
     except Exception as error:
         raise UserError(
             "adapter.name: lora cannot be used: the package peft is installed, but does not load "
-            f"({type(error).__name__}: {error})."
+            f"({type(error).__name__}: {error}). Install it again (pip install --force-reinstall "
+            "peft), or set adapter.name to none."
         ) from error
     finally:
         log.setLevel(level)
