@@ -12,6 +12,7 @@ import torch
 from transformers import Trainer
 
 from supermax.errors import Infeasible
+from supermax.trainer.losses import Composition, KnownComposition
 from supermax.trainer.micro_batches import MicroBatches
 from tests.trainer import tiny
 
@@ -65,8 +66,16 @@ def own_function(folder: Path) -> tuple[Trainer, Any]:
     return tiny.trainer(folder, compute_loss_func=loss), tiny.rows(SIZE)
 
 
+def own_method(folder: Path) -> tuple[Trainer, Any]:
+    """A loss that is set on the Trainer itself, not by a subclass."""
+    trainer = tiny.trainer(folder)
+    trainer.compute_loss = tiny.Weighted.compute_loss.__get__(trainer)
+    return trainer, tiny.rows(SIZE)
+
+
 KINDS = [
     classes, regression, several_labels, tokens, smoothed, weighted, scaled, own_function,
+    own_method,
 ]  # fmt: skip
 
 
@@ -140,6 +149,32 @@ def test_a_loss_between_the_examples_is_not_split(tmp_path: Path) -> None:
     assert same_loss == loss
     for one, other in zip(same_gradients, gradients, strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("counted", [False, True])
+@pytest.mark.parametrize("seed", range(8))
+def test_class_weights_in_the_model_are_not_split(
+    tmp_path: Path, seed: int, counted: bool
+) -> None:
+    """At the start all examples have about the same loss: their weighted mean is the plain one."""
+    trainer = tiny.trainer(tmp_path, model_init=tiny.weighted_model)
+    trainer.model_accepts_loss_kwargs = counted
+    data = tiny.rows(SIZE, seed)
+    one_class = [row for row in data if row["labels"] == data[0]["labels"]]
+    micro = step(trainer, data, 4)[2]
+    assert micro.why_not == "the loss of a batch is not the mean of the losses of its examples"
+    assert step(trainer, one_class[:2], 2)[2].why_not is None
+
+
+def test_the_test_of_a_loss_changes_no_weight_and_no_random_number() -> None:
+    model, known = tiny.classifier(), KnownComposition()
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    state = torch.get_rng_state()
+    batch = {key: torch.tensor([row[key] for row in tiny.rows(SIZE)]) for key in tiny.rows(1)[0]}
+    kind = known.of(model, lambda some, _: float(model(**some).loss), batch, SIZE, False)
+    assert kind is Composition.EXAMPLES
+    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+    assert torch.equal(state, torch.get_rng_state())
 
 
 def test_batch_normalisation_is_not_split(tmp_path: Path) -> None:

@@ -125,6 +125,27 @@ class Contrastive(BertForSequenceClassification):
         return outputs
 
 
+class WeightedModel(BertForSequenceClassification):
+    """Model whose own loss has class weights."""
+
+    def forward(
+        self,
+        input_ids: Any = None,
+        attention_mask: Any = None,
+        labels: Any = None,
+        num_items_in_batch: Any = None,
+    ) -> Any:
+        outputs = super().forward(input_ids=input_ids, attention_mask=attention_mask)
+        if labels is not None:
+            weight = torch.tensor([1.0, 8.0])
+            outputs.loss = nn.functional.cross_entropy(outputs.logits, labels, weight=weight)
+        return outputs
+
+
+def weighted_model() -> WeightedModel:
+    return WeightedModel(config(num_labels=2))
+
+
 def contrastive() -> Contrastive:
     return Contrastive(config(num_labels=2))
 

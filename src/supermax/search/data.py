@@ -64,7 +64,7 @@ def data_of(settings: Settings) -> Splits:
             )
         corpus = read_redsm5(data.path, on_bad=data.on_bad, located=agent.spans)
     else:
-        columns = columns_of(data.columns or guessed_columns(data)[0], agent)
+        columns = columns_of(data.columns or guessed_columns(data, agent.name)[0], agent)
         opened = open_entities if agent.entities else partial(open_table, numeric=agent.numbers)
         options = ReadOptions(None, data.labels, data.on_bad, data.encoding, own_splits=True)
         table = opened(data.path, columns, options)
@@ -142,7 +142,7 @@ def with_columns(resolved: Resolved) -> Resolved:
     data = resolved.settings.data
     if data.columns is not None or not _is_table(data):
         return resolved
-    columns, reasons = guessed_columns(data)
+    columns, reasons = guessed_columns(data, resolved.settings.agent)
     filled = {"data": data.model_copy(update={"columns": columns})}
     sources = {f"data.columns.{role}": f"guessed, {reason}" for role, reason in reasons.items()}
     return Resolved(
@@ -152,9 +152,9 @@ def with_columns(resolved: Resolved) -> Resolved:
     )
 
 
-def guessed_columns(data: DataSettings) -> tuple[ColumnSettings, dict[str, str]]:
+def guessed_columns(data: DataSettings, agent: str) -> tuple[ColumnSettings, dict[str, str]]:
     """Return the columns as `supermax init` guesses them, and the reason of each by its role."""
-    guessed = guess_file(str(data.path), data.encoding)
+    guessed = guess_file(str(data.path), data.encoding, agent)
     if guessed.unfit and not {"label", "labels", "answer"} & set(guessed.mapped):
         column, reason = guessed.unfit[0]
         raise UserError(f"{data.path}: the column '{column}' {reason}.")

@@ -466,7 +466,7 @@ class Search:
         if "trivial" not in found:
             found["trivial"] = trivial_baseline(self.agent, splits.train, splits.validation)
         if wait and "tfidf" not in found:
-            self.busy("Computing the TF-IDF baseline for the report.")
+            self.busy("Computing the fitted baseline for the report.")
             try:
                 found["tfidf"] = tfidf_baseline(self.agent, splits.train, splits.validation)
             except KeyboardInterrupt:

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from supermax.errors import Infeasible
-from supermax.trainer.losses import Composition, composition_of, weight_of
+from supermax.trainer.losses import Composition, KnownComposition, weight_of
 from supermax.trainer.sliced_forward import SlicedForward
 from supermax.trainer.slicing import NotSliceable, examples_in, slice_of
 
@@ -36,7 +36,7 @@ class MicroBatches:
         self._parts = parts
         self._step = trainer.training_step
         self._forward = SlicedForward()
-        self._composition: Composition | None = None
+        self._composition = KnownComposition()
         self.why_not: str | None = None
         """Reason why batches are not split; None: they are."""
 
@@ -61,10 +61,12 @@ class MicroBatches:
             if size <= self.rows:
                 return self._step(model, inputs, num_items_in_batch)
             self._refuse_batch_norm(model)
-            if not self._has_own_loss():
+            if not self._is_loss_of_model():
                 with self._forward.of(self._trainer.model, self.rows):
                     return self._step(model, inputs, num_items_in_batch)
-            kind = self._kind(model, inputs, size, num_items_in_batch)
+            kind = self._composition.of(
+                model, partial(self._loss, model), inputs, size, num_items_in_batch is not None
+            )
         except NotSliceable as error:
             self.why_not = str(error)
             return self._step(model, inputs, num_items_in_batch)
@@ -85,36 +87,19 @@ class MicroBatches:
             total = loss if total is None else total + loss
         return total if total is not None else self._step(model, inputs, items)
 
-    def _has_own_loss(self) -> bool:
+    def _is_loss_of_model(self) -> bool:
         """Return whether the Trainer takes the loss that the model computes."""
         from transformers import Trainer
 
         trainer = self._trainer
-        return type(trainer).compute_loss is Trainer.compute_loss and not trainer.compute_loss_func
-
-    def _kind(self, model: Any, inputs: Any, size: int, items: Any) -> Composition:
-        """Return the composition of the loss, found out with the first batch that shows it."""
-        if self._composition is None:
-            self._composition = composition_of(
-                partial(self._loss, model), inputs, size, counted=items is not None
-            )
-        if self._composition is Composition.WHOLE:
-            raise NotSliceable("the loss of a batch is not the mean of the losses of its examples")
-        usual = Composition.SUM if items is not None else Composition.EXAMPLES
-        return self._composition or usual
+        changed = "compute_loss" in vars(trainer) or trainer.compute_loss_func
+        return type(trainer).compute_loss is Trainer.compute_loss and not changed
 
     def _loss(self, model: Any, batch: Any, items: int | None) -> float:
-        """Return the loss of a batch without dropout and gradients."""
-        trainer, training = self._trainer, model.training
+        trainer = self._trainer
         count = None if items is None else torch.tensor(items, device=trainer.args.device)
-        model.eval()
-        try:
-            with torch.no_grad(), torch.random.fork_rng(), trainer.compute_loss_context_manager():
-                prepared = trainer._prepare_inputs(dict(batch))
-                loss = trainer.compute_loss(model, prepared, num_items_in_batch=count)
-        finally:
-            model.train(training)
-        return float(loss.mean())
+        prepared = trainer._prepare_inputs(dict(batch))
+        return float(trainer.compute_loss(model, prepared, num_items_in_batch=count).mean())
 
     @contextlib.contextmanager
     def _weighted(self, weight: float) -> Iterator[None]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from supermax.trainer.losses import Composition, composition_of, weight_of
+from supermax.trainer.losses import Composition, KnownComposition, weight_of
 from supermax.trainer.slicing import NotSliceable, examples_in, slice_of
 
 ITEMS = "num_items_in_batch"
@@ -24,7 +24,7 @@ class SlicedForward:
     """Has a model process `rows` examples at a time while it trains."""
 
     def __init__(self) -> None:
-        self._composition: Composition | None = None  # of a loss that the model returns
+        self._composition = KnownComposition()  # of a loss that the model returns
 
     @contextlib.contextmanager
     def of(self, model: Any, rows: int) -> Iterator[None]:
@@ -67,17 +67,7 @@ class SlicedForward:
             named = {**batch, ITEMS: torch.tensor(items)} if counted else batch
             return float(_loss_of(forward(**named)))  # type: ignore[arg-type]
 
-        if self._composition is None:
-            training = model.training
-            model.eval()
-            try:
-                with torch.no_grad(), torch.random.fork_rng():
-                    self._composition = composition_of(loss, kwargs, size, counted=counted)
-            finally:
-                model.train(training)
-        if self._composition is Composition.WHOLE:
-            raise NotSliceable("the loss of a batch is not the mean of the losses of its examples")
-        return self._composition or (Composition.SUM if counted else Composition.EXAMPLES)
+        return self._composition.of(model, loss, kwargs, size, counted)
 
 
 def joined_outputs(

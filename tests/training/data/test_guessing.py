@@ -67,3 +67,64 @@ def test_answers_in_lists_are_found_by_their_name(tmp_path: Path) -> None:
     tags = [{"text": row["text"], "tags": ["walk"]} for row in data]
     guessed = guess_file(write_jsonl(tmp_path, tags))
     assert (guessed.role("answer"), guessed.role("label")) == (None, None)
+
+
+def pairs_of(first: str, second: str) -> list[Record]:
+    return [
+        {
+            first: f"the cat number {i} sat",
+            second: f"a long day {i} in the sun",
+            "similarity": i / 7,
+        }
+        for i in range(60)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("sentence1", "sentence2"), ("Premise", "Hypothesis"), ("text-a", "text-b")],
+)
+def test_two_texts_are_a_question_and_a_text(tmp_path: Path, first: str, second: str) -> None:
+    guessed = guess_file(write_csv(tmp_path, pairs_of(first, second)), agent="regression")
+    assert guessed.mapped == {"question": first, "text": second, "label": "similarity"}
+    assert guessed.agent == "regression"
+
+
+def test_the_only_numbers_are_labels_of_a_regression_that_is_asked_for(tmp_path: Path) -> None:
+    path = write_csv(tmp_path, pairs_of("sentence1", "sentence2"))
+    guessed = guess_file(path)
+    assert guessed.agent == "criteria"
+    assert guessed.measured == "similarity"
+    two = [row | {"length": i / 3} for i, row in enumerate(pairs_of("sentence1", "sentence2"))]
+    assert guess_file(write_csv(tmp_path, two), agent="regression").role("label") is None
+
+
+def test_two_columns_of_0_and_1_are_labels_if_several_are_asked_for(tmp_path: Path) -> None:
+    data: list[Record] = [
+        {"comment": f"a long text {i}", "toxic": i % 2, "spam": int(i % 3 == 0)} for i in range(60)
+    ]
+    path = write_csv(tmp_path, data)
+    assert guess_file(path, agent="multilabel").mapped["labels"] == ["toxic", "spam"]
+    assert guess_file(path).role("label") == "toxic"
+
+
+def test_objects_in_jsonl_are_columns_as_in_parquet(tmp_path: Path) -> None:
+    data: list[Record] = [
+        {
+            "context": f"on day {i} all went out for a long walk",
+            "question": f"what did they do on day {i}?",
+            "answers": {
+                "text": ["walk"],
+                "answer_start": [len(f"on day {i} all went out for a long ")],
+            },
+        }
+        for i in range(60)
+    ]
+    guessed = guess_file(write_jsonl(tmp_path, data))
+    assert guessed.agent == "evidence"
+    assert guessed.mapped == {
+        "text": "context",
+        "question": "question",
+        "answer": "answers.text",
+        "answer_start": "answers.answer_start",
+    }

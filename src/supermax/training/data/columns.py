@@ -90,7 +90,10 @@ def _wrong_sets(columns: Columns, labels: tuple[str, ...]) -> list[str]:
     if own and columns.label is not None:
         wrong.append("a column is mapped as label, and others as labels: leave one of both out")
     if own and labels:
-        wrong.append("labels are listed, but the names of the mapped columns are the labels")
+        wrong.append(
+            "labels are listed, but the names of the mapped columns are the labels: leave "
+            "data.labels out"
+        )
     mapped = [*columns.mapped().values(), *own]
     if twice := sorted({name for name in own if mapped.count(name) > 1}):
         wrong.append(f"{', '.join(map(repr, twice))} is mapped twice")

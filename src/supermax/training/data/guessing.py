@@ -19,6 +19,20 @@ from supermax.agents.token_classification import TOKEN_CLASSIFICATION
 from supermax.training.data.answers import is_whole
 from supermax.training.data.bad_rows import BadRows
 from supermax.training.data.classes import are_numbers, separator_of, why_no_classes
+from supermax.training.data.column_names import PAIRS, is_named, plain_name
+from supermax.training.data.column_values import (
+    MOST_LABELS,
+    are_classes,
+    are_groups,
+    are_ids,
+    are_in_one_split,
+    are_parts,
+    are_splits,
+    are_titles,
+    asks,
+    has_words,
+    kinds,
+)
 from supermax.training.data.columns import PART_NAMES
 from supermax.training.data.encodings import UTF8
 from supermax.training.data.entities.guessing import TaggedColumns, tagged_columns
@@ -27,22 +41,7 @@ from supermax.training.data.label_sets import parts_of
 from supermax.training.data.names import is_name
 from supermax.training.data.rows import CSV, NoTexts, Rows, check_header, plain
 
-_NAMES = {
-    "text": ("text", "note", "post", "sentence", "content", "body", "document", "message"),
-    "label": ("label", "class", "target", "verdict", "status", "category", "y", "outcome"),
-    "labels": ("labels", "tags", "classes", "categories", "topics", "emotions", "genres"),
-    "number": ("score", "rating", "value", "number", "grade", "stars"),
-    "question": ("question", "criterion", "query", "asked", "prompt", "symptom"),
-    "answer": (
-        "answer", "answers", "answers.text", "evidence", "span", "spans", "highlight", "quote",
-    ),
-    "answer_start": ("answer_start", "answers.answer_start", "start", "offset"),
-    "id": ("id", "row_id", "uid", "key"),
-    "group": ("group", "patient", "user", "author", "subject", "post_id", "patient_id", "user_id"),
-    "split": ("split", "fold", "part", "partition", "set"),
-}  # fmt: skip
-_MOST_LABELS = 20
-_FEWEST_COLUMNS = 3  # columns of 0 and 1 that are taken for labels
+_FEWEST_COLUMNS = 3  # columns of 0 and 1 that are taken for labels of an agent that is not given
 
 
 @dataclass(frozen=True)
@@ -76,6 +75,8 @@ class Guessed:
     """Format of the source."""
     separator: str = ","
     """Character between the fields of CSV."""
+    measured: str = ""
+    """Column of numbers without a role, if it is the only one: a search could regress on it."""
     remarks: tuple[str, ...] = ()
     """Sentences about mistakes that a search will refuse, and about columns that it ignores."""
 
@@ -113,8 +114,9 @@ class Guessed:
         return EVIDENCE.name if self.role("label") is None else SHARE.name
 
 
-def guess_file(source: Source, encoding: str | None = None) -> Guessed:
+def guess_file(source: Source, encoding: str | None = None, agent: str | None = None) -> Guessed:
     """Guess the columns of data in any format from all of its rows. `encoding` None detects it.
+    `agent`: the one that they are for; None: any.
 
     Raises UserError if the data cannot be read, or has no column of texts.
     """
@@ -124,10 +126,10 @@ def guess_file(source: Source, encoding: str | None = None) -> Guessed:
         bad.settle("stop", 0, table.file)
     if (tagged := tagged_columns(table)) is not None:
         return _guess_tagged(table, tagged, bad)
-    if not any(_is_named("text", name) for name in table.columns):
+    if not any(is_named("text", name) for name in table.columns):
         check_header(table)
     cells = {name: _cells(table, name) for name in table.columns if name}
-    found = guess(cells, table.file, _typed(table), _lists(table))
+    found = guess(cells, table.file, _typed(table), _lists(table), agent)
     found = replace(found, encoding=table.encoding, form=table.form, separator=table.separator)
     own = Guess("split", table.split or "", "its own splits")
     columns = (own if guess.column == table.split else guess for guess in found.columns)
@@ -142,8 +144,8 @@ def guess_file(source: Source, encoding: str | None = None) -> Guessed:
         values = [row.values.get(label) for row in table.rows]
         unlabelled = sum(value is None for value in values)
         parts = {part for each in values for part in parts_of(each, found.label_separator) or ()}
-        names = names or tuple(sorted(parts) if len(parts) <= _MOST_LABELS else ())
-    return replace(found, labels=names[: _MOST_LABELS + 1], unlabelled=unlabelled)
+        names = names or tuple(sorted(parts) if len(parts) <= MOST_LABELS else ())
+    return replace(found, labels=names[: MOST_LABELS + 1], unlabelled=unlabelled)
 
 
 def _guess_tagged(table: Rows, tagged: TaggedColumns, bad: BadRows) -> Guessed:
@@ -152,7 +154,7 @@ def _guess_tagged(table: Rows, tagged: TaggedColumns, bad: BadRows) -> Guessed:
     left = {name: own for name, own in cells.items() if name not in (tagged.text, tagged.label)}
     text, why = tagged.text, "lists of tokens"
     if text is None:
-        named = _named("text", left, _has_words)
+        named = _named("text", left, has_words)
         text = named or next(iter(_longest(left)), None)
         why = "by its name" if named else "the longest texts"
         if text is None:
@@ -167,7 +169,7 @@ def _guess_tagged(table: Rows, tagged: TaggedColumns, bad: BadRows) -> Guessed:
             own = role == "split" and name == table.split
             found.append(Guess(role, name, "its own splits" if own else "by its name"))
             del left[name]
-    labels = tagged.types if len(tagged.types) <= _MOST_LABELS else ()
+    labels = tagged.types if len(tagged.types) <= MOST_LABELS else ()
     guessed = Guessed(
         tuple(found),
         tuple(left),
@@ -183,7 +185,7 @@ def _guess_tagged(table: Rows, tagged: TaggedColumns, bad: BadRows) -> Guessed:
 
 def _cells(table: Rows, name: str) -> list[str]:
     """Return the cells of a column as text. Of answers in a list, the first one is returned."""
-    if not _is_named("answer", name) and not _is_named("answer_start", name):
+    if not is_named("answer", name) and not is_named("answer_start", name):
         return [row.cell(name) for row in table.rows]
     values = (row.values.get(name) for row in table.rows)
     firsts = (next(iter(value), None) if isinstance(value, list) else value for value in values)
@@ -223,7 +225,7 @@ def _are_sets(cells: Sequence[object]) -> bool:
     found = [parts_of(cell, "") for cell in filled if isinstance(cell, list)]
     good = [parts for parts in found if parts is not None and len(set(parts)) == len(parts)]
     names = {part for parts in good for part in parts}
-    few = 2 <= len(names) <= max(_MOST_LABELS, len(filled) // 2)
+    few = 2 <= len(names) <= max(MOST_LABELS, len(filled) // 2)
     return few and len(good) >= 0.9 * len(filled)
 
 
@@ -232,7 +234,7 @@ def _remarks(found: Guessed, cells: dict[str, list[str]], bad: BadRows) -> Itera
         what = "this data" if bad.fatal else f"{counted(bad.rows, 'row')} of this data"
         yield "\n".join([f"`tune` refuses {what} as it is:", *bad.listing()])
     label, split = found.role("label"), found.role("split")
-    if label is not None and not found.several and len(_kinds(cells[label])) == 1:
+    if label is not None and not found.several and len(kinds(cells[label])) == 1:
         yield f"The column '{label}' holds only one class; a search needs two."
     if split is not None:
         parts = {PART_NAMES[cell.strip().lower()] for cell in cells[split]}
@@ -244,7 +246,7 @@ def _remarks(found: Guessed, cells: dict[str, list[str]], bad: BadRows) -> Itera
         elif "validation" not in parts:
             yield f"The column '{split}' has no rows of validation: `tune` draws them from train."
         return
-    for name in (name for name in found.unused if _is_named("split", name)):
+    for name in (name for name in found.unused if is_named("split", name)):
         values = {cell.strip() for cell in cells[name]}
         odd = sorted(value for value in values if value.lower() not in PART_NAMES)
         if len(odd) == len(values):  # not a split: parts of a body, for example
@@ -280,7 +282,7 @@ class _Roles:
         return tuple(
             (name, reason)
             for name, own in self.left.items()
-            if _is_named(role, name) and name not in skipped and (reason := why_no_classes(own))
+            if is_named(role, name) and name not in skipped and (reason := why_no_classes(own))
         )
 
 
@@ -289,43 +291,66 @@ def _take_inputs(roles: _Roles, file: str) -> None:
     left = roles.left
     for role in ("split", "id", "group", "answer_start"):
         roles.take(role, _named(role, left, _VALID[role]), (), "")
-    roles.take("text", _named("text", left, _has_words), _longest(left), "the longest texts")
+    if (pair := _pair(left)) is not None:
+        for role, column in zip(("question", "text"), pair, strict=True):
+            roles.take(role, None, [column], "one of two texts")
+    else:
+        roles.take("text", _named("text", left, has_words), _longest(left), "the longest texts")
     if "text" not in roles.found:
         raise NoTexts(f"{file} has no column that holds texts.")
     words = roles.cells_of("text")
-    answer = _named("answer", left, lambda own: _are_parts(own, words))
-    quoted = [name for name, own in left.items() if _are_parts(own, words) and _has_words(own)]
+    answer = _named("answer", left, lambda own: are_parts(own, words))
+    quoted = [name for name, own in left.items() if are_parts(own, words) and has_words(own)]
     answers = [answer] if answer else quoted
     roles.take("answer", None, answers, "its values are pieces of the texts")
-    asked = [name for name, own in left.items() if _asks(own)]
-    roles.take("question", _named("question", left, _has_words), asked, "it holds questions")
+    if pair is not None:
+        return
+    asked = [name for name, own in left.items() if asks(own)]
+    roles.take("question", _named("question", left, has_words), asked, "it holds questions")
+
+
+def _pair(left: Mapping[str, list[str]]) -> tuple[str, str] | None:
+    """Return the columns of two texts, by their usual names."""
+    names = {plain_name(name): name for name, own in left.items() if has_words(own)}
+    for first, second in PAIRS:
+        if first in names and second in names:
+            return names[first], names[second]
+    return None
 
 
 def _take_group(roles: _Roles, titles: Collection[str]) -> None:
     """Take a column whose values repeat, unless one is named like it."""
     left, splits = roles.left, roles.cells_of("split")
-    repeated = [name for name in left if name in titles or _are_groups(left[name])]
-    repeated = [name for name in repeated if _are_in_one_split(left[name], splits)]
+    repeated = [name for name in left if name in titles or are_groups(left[name])]
+    repeated = [name for name in repeated if are_in_one_split(left[name], splits)]
     if "group" not in roles.found:
         roles.take("group", None, repeated, "each value is in several rows")
 
 
 def guess(
-    cells: dict[str, list[str]], file: str, typed: Sequence[str] = (), lists: Sequence[str] = ()
+    cells: dict[str, list[str]],
+    file: str,
+    typed: Sequence[str] = (),
+    lists: Sequence[str] = (),
+    agent: str | None = None,
 ) -> Guessed:
     """Guess the roles of columns, some `typed` as classes or `lists`; UserError without texts."""
     roles = _Roles(cells, dict(cells))
     left, found = roles.left, roles.found
     _take_inputs(roles, file)
     words, unfit = roles.cells_of("text"), roles.unfit("label", typed)
-    label = _named("label", left, lambda own: bool(_kinds(own)) and not why_no_classes(own))
+    label = _named("label", left, lambda own: bool(kinds(own)) and not why_no_classes(own))
     if label is None:
-        known = (name for name in typed if name in left and _kinds(left[name]))
+        known = (name for name in typed if name in left and kinds(left[name]))
         roles.take("label", None, known, "it is typed as classes")
-    titles = {name for name, own in left.items() if "answer" in found and _are_titles(own, words)}
-    classes = [name for name, own in left.items() if _are_classes(own) and name not in titles]
+    titles = {name for name, own in left.items() if "answer" in found and are_titles(own, words)}
+    classes = [name for name, own in left.items() if are_classes(own) and name not in titles]
     is_open = label is None and not {"label", "answer"} & set(found)
-    other = _other_labels(left, lists, bool(classes), bool(unfit)) if is_open else _OtherLabels()
+    other = _OtherLabels()
+    if is_open:
+        other = _wanted_labels(left, agent) or _other_labels(
+            left, lists, bool(classes), bool(unfit)
+        )
     if other.guess is not None:
         found["label"] = other.guess
         unfit = tuple(pair for pair in unfit if pair[0] != other.guess.column)
@@ -338,8 +363,8 @@ def guess(
     _take_group(roles, titles)
     if "answer" not in found:
         found.pop("answer_start", None)
-    labels = _kinds(roles.cells_of("label"))
-    listed = () if other.several or len(labels) > _MOST_LABELS else tuple(sorted(labels))
+    labels = kinds(roles.cells_of("label"))
+    listed = () if other.several or len(labels) > MOST_LABELS else tuple(sorted(labels))
     return Guessed(
         tuple(found.values()),
         tuple(left),
@@ -349,6 +374,7 @@ def guess(
         several=other.several,
         binary=other.binary,
         label_separator=other.separator,
+        measured=_measured(left) if not {"label", "answer"} & set(found) else "",
     )
 
 
@@ -367,6 +393,22 @@ class _OtherLabels:
         return self.binary if self.guess is None else (self.guess.column,)
 
 
+def _wanted_labels(left: dict[str, list[str]], agent: str | None) -> _OtherLabels | None:
+    """Return the labels that only the given agent learns from: any columns of 0 and 1, or the
+    only column of numbers; None: there are none."""
+    if agent == MULTILABEL.name and len(columns := _binary(left)) > 1:
+        return _OtherLabels(binary=columns)
+    if agent == REGRESSION.name and _numbers(left) is None and (column := _measured(left)):
+        return _OtherLabels(Guess("label", column, "the only numbers"), numeric=True)
+    return None
+
+
+def _measured(left: dict[str, list[str]]) -> str:
+    """Return the column of numbers, if there is one only; or ""."""
+    found = [name for name, own in left.items() if are_numbers(own)]
+    return found[0] if len(found) == 1 else ""
+
+
 def _other_labels(
     left: dict[str, list[str]], lists: Sequence[str], classes: bool, unfit: bool
 ) -> _OtherLabels:
@@ -378,7 +420,8 @@ def _other_labels(
         return _OtherLabels(guess, several=True, separator=separator)
     if (numbers := _numbers(left)) is not None:
         return _OtherLabels(Guess("label", numbers, "by its name, numbers"), numeric=True)
-    return _OtherLabels(binary=() if unfit else _binary(left))
+    columns = _binary(left)
+    return _OtherLabels(binary=() if unfit or len(columns) < _FEWEST_COLUMNS else columns)
 
 
 def _sets(
@@ -386,7 +429,7 @@ def _sets(
 ) -> tuple[str, str] | None:
     """Return the column of sets of labels with the text between two of them: one that is named
     like labels, or else any other, if `others` are allowed."""
-    named = [name for name in left if _is_named("label", name) or _is_named("labels", name)]
+    named = [name for name in left if is_named("label", name) or is_named("labels", name)]
     for name in [*named, *(name for name in left if others and name not in named)]:
         if name in lists:
             return name, ""
@@ -396,9 +439,8 @@ def _sets(
 
 
 def _binary(left: dict[str, list[str]]) -> tuple[str, ...]:
-    """Return the columns of 0 and 1, if they are so many that each stands for a label."""
-    found = tuple(name for name, own in left.items() if _kinds(own) == {"0", "1"})
-    return found if len(found) >= _FEWEST_COLUMNS else ()
+    """Return the columns of 0 and 1."""
+    return tuple(name for name, own in left.items() if kinds(own) == {"0", "1"})
 
 
 def _numbers(left: dict[str, list[str]]) -> str | None:
@@ -409,91 +451,25 @@ def _numbers(left: dict[str, list[str]]) -> str | None:
             name
             for role in roles
             for name, own in left.items()
-            if _is_named(role, name) and are_numbers(own)
+            if is_named(role, name) and are_numbers(own)
         ),
         None,
     )
 
 
 def _named(role: str, left: dict[str, list[str]], fits: Callable[[list[str]], bool]) -> str | None:
-    return next((name for name in left if _is_named(role, name) and fits(left[name])), None)
-
-
-def _is_named(role: str, column: str) -> bool:
-    name = column.strip().lower().replace(" ", "_").replace("-", "_")
-    return name in _NAMES[role] or any(
-        name.endswith(f"_{word}") for word in _NAMES[role] if role in ("text", "label", "answer")
-    )
+    return next((name for name in left if is_named(role, name) and fits(left[name])), None)
 
 
 def _longest(left: dict[str, list[str]]) -> list[str]:
     """Return the columns that hold words, those with the longest texts first."""
-    lengths = {name: fmean(map(len, own)) for name, own in left.items() if _has_words(own)}
+    lengths = {name: fmean(map(len, own)) for name, own in left.items() if has_words(own)}
     return sorted(lengths, key=lambda name: -lengths[name])
 
 
-def _has_words(own: Sequence[str]) -> bool:
-    filled = [cell for cell in own if cell.strip()]
-    return bool(filled) and fmean(cell.count(" ") for cell in filled) >= 1
-
-
-def _are_parts(own: Sequence[str], texts: Sequence[str]) -> bool:
-    """Return True if nearly all values are pieces of their texts, and not the whole texts."""
-    pairs = [(part, text) for part, text in zip(own, texts, strict=True) if part.strip()]
-    inside = sum(part.strip() in text and len(part) < len(text) for part, text in pairs)
-    return bool(pairs) and inside >= 0.9 * len(pairs) and fmean(len(p) for p, _ in pairs) > 3
-
-
-def _asks(own: Sequence[str]) -> bool:
-    filled = [cell for cell in own if cell.strip()]
-    return bool(filled) and sum(cell.rstrip().endswith("?") for cell in filled) > len(filled) / 2
-
-
-def _kinds(own: Sequence[str]) -> set[str]:
-    return {cell.strip() for cell in own if cell.strip()}
-
-
-def _are_classes(own: Sequence[str]) -> bool:
-    filled = sum(bool(cell.strip()) for cell in own)
-    return 2 <= len(_kinds(own)) <= min(_MOST_LABELS, filled // 2) and not why_no_classes(own)
-
-
-def _are_groups(own: Sequence[str]) -> bool:
-    """Return True for names that several rows share, too many to be classes."""
-    kinds = set(own)
-    names = all(cell.strip() and " " not in cell.strip() for cell in own)
-    return names and len(kinds) > _MOST_LABELS and len(kinds) < 0.9 * len(own)
-
-
-def _are_titles(own: Sequence[str], texts: Sequence[str]) -> bool:
-    """Return True for names that texts share, if each text is in several rows with one name.
-
-    A class would differ between the questions on a text.
-    """
-    title_of = dict(zip(texts, own, strict=True))
-    same = all(title_of[text] == cell for text, cell in zip(texts, own, strict=True))
-    return same and all(map(str.strip, own)) and len(set(own)) < len(title_of) < 0.9 * len(own)
-
-
-def _are_in_one_split(own: Sequence[str], splits: Sequence[str]) -> bool:
-    """Return True if no value is in two of the splits, if there are any."""
-    parts = [PART_NAMES[cell.strip().lower()] for cell in splits]
-    split_of = dict(zip(own, parts, strict=False))
-    return all(split_of[cell] == part for cell, part in zip(own, parts, strict=False))
-
-
-def _are_splits(own: Sequence[str]) -> bool:
-    return all(cell.strip().lower() in PART_NAMES for cell in own)
-
-
-def _are_ids(own: Sequence[str]) -> bool:
-    filled = [cell for cell in own if cell.strip()]
-    return len(filled) == len(own) == len(set(own))
-
-
 _VALID: dict[str, Callable[[list[str]], bool]] = {
-    "split": _are_splits,
-    "id": _are_ids,
+    "split": are_splits,
+    "id": are_ids,
     "group": lambda own: all(cell.strip() for cell in own),
     "answer_start": lambda own: all(is_whole(cell.strip() or "0") for cell in own),
 }

@@ -15,6 +15,7 @@ from supermax._util.attributes import MINILM, is_untrained
 from supermax._util.text import counted, ended, nearest, printable
 from supermax.agents import AGENT_NAMES, agent_of
 from supermax.agents.criteria import CRITERIA
+from supermax.agents.regression import REGRESSION
 from supermax.errors import UserError
 from supermax.search.settings.resolving import fitting_preset
 from supermax.search.settings.writing import written
@@ -111,7 +112,7 @@ def write_settings(
 
     Returns lines that describe what was guessed.
     """
-    guessed = guess_file(path, encoding)
+    guessed = guess_file(path, encoding, agent and agent_of(agent).name)
     agent = agent or guessed.agent
     _write(place, _for_table(path, place, guessed, agent, models, encoding), force=force)
     return [printable(line) for line in _guess_lines(path, place, guessed, agent, models)]
@@ -199,7 +200,7 @@ def _guess_lines(
         lines.append(f"  {'':<13}{guessed.label_separator}  (between labels, detected)")
     if guessed.unused:
         lines.append(f"  not used     {', '.join(guessed.unused)}")
-    lines += [f"  agent        {', also called '.join((agent, *agent_of(agent).aliases))}"]
+    lines += [f"  agent        {_agent_text(agent)}"]
     lines += [f"  models       {', '.join(models) or 'tiny'}{_pretraining_note(models)}"]
     if guessed.form == CSV and guessed.separator != ",":
         mark = "tab" if guessed.separator == "\t" else guessed.separator
@@ -212,11 +213,24 @@ def _guess_lines(
     lines += [f"The column '{column}' {reason}." for column, reason in guessed.unfit]
     lines += guessed.remarks
     if not {"label", "labels", "answer"} & set(guessed.mapped) and not guessed.unfit:
+        role = "answer" if agent_of(agent).spans and not agent_of(agent).classes else "label"
         lines.append(
             f"No column looks like labels or answers, so there is nothing to train on: set "
-            f"data.columns.label in {place}."
+            f"data.columns.{role} in {place}."
         )
+        if guessed.measured and agent_of(agent).name != REGRESSION.name:
+            lines.append(
+                f"The column '{guessed.measured}' holds numbers. To predict them, add "
+                f"--agent regression."
+            )
     return lines
+
+
+def _agent_text(agent: str) -> str:
+    """Return the usual name of an agent, with its other one."""
+    known = agent_of(agent)
+    other = f" ({known.name})" if known.usual_name != known.name else ""
+    return f"{known.usual_name}{other}"
 
 
 def _pretraining_note(models: Sequence[str]) -> str:

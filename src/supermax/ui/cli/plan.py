@@ -199,5 +199,8 @@ def _budget(given: int | None, device: str) -> int:
         return given
     found = GpuBudget().whole if device == "cuda" else host_budget()
     if not found:
-        raise UserError("No GPU was found here. Set its memory, such as --gpu-memory 24GiB.")
+        raise UserError(
+            "No GPU was found here. Set the memory of one (--gpu-memory 24GiB), or plan for this "
+            "machine (--device cpu)."
+        )
     return found

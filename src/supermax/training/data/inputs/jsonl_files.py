@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Container, Mapping, Sequence
 from typing import NoReturn
 
 from supermax.training.data.bad_rows import BadRows
@@ -12,7 +13,8 @@ from supermax.training.data.rows import JSONL, Row, Rows
 
 
 def read_jsonl(file: str, data: bytes, bad: BadRows) -> Rows:
-    columns: dict[str, None] = {}
+    """Return the rows. Where all cells of a column are objects, their fields are columns, as in
+    Parquet: `answers.text`."""
     rows = []
     for number, line in enumerate(data.split(b"\n"), 1):
         if not line.strip():
@@ -20,9 +22,28 @@ def read_jsonl(file: str, data: bytes, bad: BadRows) -> Rows:
         place = Place(file, number)
         values = _object(place, line, bad)
         if values is not None:
-            columns.update(dict.fromkeys(values))
             rows.append(Row(place, values))
+    while objects := _columns_of_objects(rows):
+        rows = [Row(row.place, _flat(row.values, objects)) for row in rows]
+    columns = dict.fromkeys(name for row in rows for name in row.values)
     return Rows(file, tuple(columns), tuple(rows), form=JSONL)
+
+
+def _columns_of_objects(rows: Sequence[Row]) -> set[str]:
+    """Return the columns whose cells are all objects with fields, or null."""
+    cells = [(name, cell) for row in rows for name, cell in row.values.items() if cell is not None]
+    others = {name for name, cell in cells if not isinstance(cell, dict) or not cell}
+    return {name for name, _ in cells} - others
+
+
+def _flat(row: Mapping[str, object], objects: Container[str]) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for name, cell in row.items():
+        if name not in objects:
+            found[name] = cell
+        elif isinstance(cell, dict):
+            found |= {f"{name}.{inner}": value for inner, value in cell.items()}
+    return found
 
 
 def _object(place: Place, line: bytes, bad: BadRows) -> dict[str, object] | None:
