@@ -169,8 +169,11 @@ def test_the_checkpoint_program_runs_to_its_end(tmp_path: Path) -> None:
     assert any("attempt 2 resumes after epoch 10" in log for log in logs)
 
 
-def test_every_target_the_readme_names_exists() -> None:
-    targets = re.findall(r"\bmake ([a-z-]+)", (ROOT / "README.md").read_text())
+def test_every_target_that_pages_name_exists() -> None:
+    pages = [ROOT / "README.md", ROOT / "docs" / "howto" / "clinical-text.md"]
+    targets = [
+        name for page in pages for name in re.findall(r"\bmake ([a-z-]+)", page.read_text())
+    ]
     assert "tune-criteria-supermax" in targets
     for agent in ("criteria", "evidence", "share", "joint", "all"):
         targets += [f"tune-{agent}-max", f"tune-{agent}-supermax"]
