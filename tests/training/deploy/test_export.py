@@ -187,6 +187,7 @@ def test_the_cards_program_runs_on_a_file_with_the_searchs_columns(tmp_path: Pat
     model = put(tmp_path / "m", ready(tmp_path / "cache", config(), n=6), columns=columns)
     run_programs(model, [['the "post"', "asked"], ["so tired", "Is it sleep?"]])
     assert len((tmp_path / "predictions.csv").read_text().splitlines()) == 2
+    assert 'columns `asked` (the first text) and `the "post"`' in (model / "README.md").read_text()
 
 
 def test_the_cards_metadata_are_those_of_the_hub(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def written(
         known = (size or {}).get(key, default)
         none = known in (None, [], {}, PydanticUndefined)
         text = examples[key] if none else _text(known)
-        lines.append(f"# {key}: {text}  # {'an example; ' if none else ''}{about[key]}")
+        lines.append(f"# {key}: {text}  # {about[key]}{' (an example)' if none else ''}")
     pretrained = (size or {}).get("preset") in ("standard", "modern")
     lines += [
         f"# narrow:  # {about['narrow']}",

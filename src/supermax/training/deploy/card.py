@@ -238,6 +238,12 @@ def _whole_model(facts: Facts) -> Iterator[str]:
         yield f'model = pipeline("{task}", model="path/to/this/folder"{more})'
         yield f"print(model({given}, truncation={truncation}))"
     yield "```\n"
+    columns = facts["columns"]
+    if facts["asks"] and {"question", "text"} <= columns.keys():
+        yield (
+            f"Trained on pairs of the columns `{columns['question']}` (the first text) and "
+            f"`{columns['text']}`.\n"
+        )
 
 
 def with_onnx(card: str, facts: Facts, folders: Sequence[str], max_length: int) -> str:
