@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from supermax._util.scratch import scratch_folder
+from supermax._util.scratch import folder_beside, scratch_folder
 from tests.users import SOMEBODY, needs_root
 
 HOLDER = """
@@ -69,3 +69,42 @@ def test_folders_of_other_users_are_left_alone(here: Path) -> None:
     os.chown(left, SOMEBODY, -1)
     with scratch_folder("test"):
         assert left.exists()
+
+
+BESIDE = """
+import sys
+from pathlib import Path
+from supermax._util.scratch import folder_beside
+with folder_beside(Path(sys.argv[1])) as folder:
+    (folder / "weights").touch()
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_the_next_folder_beside_a_path_removes_what_a_kill_has_left(here: Path) -> None:
+    pipe, model = subprocess.PIPE, here / "my [model]"
+    processes, folders = [], []
+    for _ in range(2):
+        command = [sys.executable, "-c", BESIDE, str(model)]
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+        assert process.stdout is not None
+        folders.append(Path(process.stdout.readline().strip()))
+        processes.append(process)
+    processes[0].kill()
+    processes[0].communicate()
+    other = here / ".my [model].txt"
+    other.mkdir()
+    assert folders[0].exists()
+    with folder_beside(model) as mine:
+        assert not folders[0].exists()
+        assert (folders[1] / "weights").exists()
+        mine.rename(model)  # what is done with it stays
+    processes[1].communicate()
+    assert sorted(here.iterdir()) == sorted([model, other])
+    assert model.stat().st_mode & 0o777 == 0o777 & ~umask()
+
+
+def umask() -> int:
+    os.umask(mask := os.umask(0))
+    return mask

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 _PREFIX = "supermax-tmp-"
@@ -21,8 +23,30 @@ _PREFIX = "supermax-tmp-"
 def scratch_folder(kind: str) -> Iterator[Path]:
     """Yield a new temporary folder of this user, which is deleted afterwards. `kind` is part of
     its name."""
-    _remove_abandoned()
-    folder, lock = _create(f"{_PREFIX}{kind}-")
+    _remove_abandoned(Path(tempfile.gettempdir()), f"{_PREFIX}*")
+    with _locked(lambda: Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{kind}-"))) as folder:
+        yield folder
+
+
+@contextlib.contextmanager
+def folder_beside(path: Path) -> Iterator[Path]:
+    """Yield a new hidden folder beside `path`, to write what is then moved there. It is deleted
+    afterwards; those of killed processes for the same path are deleted first."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(path.parent, f".{glob.escape(path.name)}.{'[0-9a-f]' * 32}")
+
+    def make() -> Path:
+        folder = path.parent / f".{path.name}.{uuid.uuid4().hex}"
+        folder.mkdir()
+        return folder
+
+    with _locked(make) as folder:
+        yield folder
+
+
+@contextlib.contextmanager
+def _locked(make: Callable[[], Path]) -> Iterator[Path]:
+    folder, lock = _create(make)
     try:
         yield folder
     finally:
@@ -30,9 +54,9 @@ def scratch_folder(kind: str) -> Iterator[Path]:
         os.close(lock)
 
 
-def _create(prefix: str) -> tuple[Path, int]:
+def _create(make: Callable[[], Path]) -> tuple[Path, int]:
     while True:
-        folder = Path(tempfile.mkdtemp(prefix=prefix))
+        folder = make()
         lock = _open(folder)
         try:
             ours = _is_free(lock)
@@ -44,9 +68,9 @@ def _create(prefix: str) -> tuple[Path, int]:
         os.close(lock)
 
 
-def _remove_abandoned() -> None:
+def _remove_abandoned(place: Path, pattern: str) -> None:
     """Remove the folders of this user whose process is dead."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+    for folder in place.glob(pattern):
         with contextlib.suppress(OSError):  # it is gone, or no folder, or another user's
             if folder.lstat().st_uid != os.geteuid():
                 continue

@@ -20,8 +20,6 @@ import contextlib
 import importlib.metadata
 import os
 import platform
-import shutil
-import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -35,6 +33,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from supermax._util.attributes import TRUST
+from supermax._util.scratch import folder_beside
 from supermax._util.text import in_short
 from supermax.agents import agent_of
 from supermax.errors import EnvironmentFault, UserError
@@ -106,30 +105,27 @@ def export(
         check_adapter_export(prepared.config, prepared.sources)
     whole = {**prepared.model.state_dict(), **weights}  # those of a trial lack the frozen ones
     on_cpu = {name: weight.detach().cpu().contiguous() for name, weight in whole.items()}
-    temporary = folder.parent / f".{folder.name}.{uuid.uuid4().hex}"
     try:
-        temporary.mkdir(parents=True)
-        facts = _facts(prepared, description)
-        if adapter:
-            facts["base"] = base_of(prepared, on_cpu)
-            write_adapter(temporary, prepared, on_cpu)
-        else:
-            names, on_cpu = description.label_names, merged(prepared.model, on_cpu)
-            facts["encoder_prefix"] = write_model(temporary, prepared, on_cpu, names)
-            _write_encoders(temporary, prepared, on_cpu)
-        folders = ENCODER_FOLDERS[: len(prepared.tokenizers)]
-        bases = list(dict.fromkeys(s.hub_name for s in prepared.sources if s.hub_name))
-        text = card(facts, description, folders, bases)
-        (temporary / CARD).write_text(text, "utf-8")
-        _write_facts(temporary, facts)
-        _move(temporary, folder)
+        with folder_beside(folder) as temporary:
+            facts = _facts(prepared, description)
+            if adapter:
+                facts["base"] = base_of(prepared, on_cpu)
+                write_adapter(temporary, prepared, on_cpu)
+            else:
+                names, on_cpu = description.label_names, merged(prepared.model, on_cpu)
+                facts["encoder_prefix"] = write_model(temporary, prepared, on_cpu, names)
+                _write_encoders(temporary, prepared, on_cpu)
+            folders = ENCODER_FOLDERS[: len(prepared.tokenizers)]
+            bases = list(dict.fromkeys(s.hub_name for s in prepared.sources if s.hub_name))
+            text = card(facts, description, folders, bases)
+            (temporary / CARD).write_text(text, "utf-8")
+            _write_facts(temporary, facts)
+            _move(temporary, folder)
     except (OSError, SafetensorError) as error:
         raise EnvironmentFault(
             f"{folder} cannot be written: {in_short(error)}. Make room there, or name another "
             f"folder (-o), and run the command again."
         ) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _facts(prepared: Prepared, description: Description) -> Facts:

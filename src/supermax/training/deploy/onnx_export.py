@@ -13,8 +13,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import logging
-import shutil
-import uuid
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,6 +26,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from supermax._util.files import write_whole
+from supermax._util.scratch import folder_beside
 from supermax._util.text import in_short
 from supermax.errors import EnvironmentFault, UserError
 from supermax.training.deploy.adapter import ENCODER_FOLDERS
@@ -120,19 +119,19 @@ def export_onnx(folder: str | Path, out: Path, *, trust_remote_code: bool = Fals
     for encoder in loaded.model.encoders:
         uncache_positions(encoder.model)  # cached ones would be constants of one length
     graph = _Graph(loaded.model).eval()
-    temporary = out.parent / f".{out.name}.{uuid.uuid4().hex}"
     try:
-        temporary.mkdir(parents=True)
-        _convert(graph, loaded, temporary / out.name)
-        difference = compare(temporary / out.name, graph, loaded)
-        if not difference <= TOLERANCE:  # NaN is a difference
-            raise UserError(
-                f"The ONNX file of {folder} was not written: its predictions differ by up to "
-                f"{difference:.1e} from those of the model, and {TOLERANCE:g} is allowed. Use the "
-                f"folder with transformers instead: pipeline() and from_pretrained load it."
-            )
-        for path in sorted(temporary.iterdir(), reverse=True):  # weights before the graph
-            path.replace(out.parent / path.name)
+        with folder_beside(out) as temporary:
+            _convert(graph, loaded, temporary / out.name)
+            difference = compare(temporary / out.name, graph, loaded)
+            if not difference <= TOLERANCE:  # NaN is a difference
+                raise UserError(
+                    f"The ONNX file of {folder} was not written: its predictions differ by up to "
+                    f"{difference:.1e} from those of the model, and {TOLERANCE:g} is allowed. Use "
+                    f"the folder with transformers instead: pipeline() and from_pretrained load "
+                    f"it."
+                )
+            for path in sorted(temporary.iterdir(), reverse=True):  # weights before the graph
+                path.replace(out.parent / path.name)
         if out.absolute() == (folder / ONNX).absolute():
             _add_to_card(folder, facts, loaded)
     except OSError as error:
@@ -140,8 +139,6 @@ def export_onnx(folder: str | Path, out: Path, *, trust_remote_code: bool = Fals
             f"{out} cannot be written: {in_short(error)}. Make room there, or name another file "
             f"with -o."
         ) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return OnnxFile(out, difference)
 
 
