@@ -68,7 +68,7 @@ def describe_plan(search: Search, verbose: bool = False) -> list[str]:
     if search.cluster is not None:
         device = f"on {search.cluster}"
     lines = [
-        f"Search      {settings.agent} into the study '{settings.study}' in "
+        f"Search      {agent_of(settings.agent).usual_name} into the study '{settings.study}' in "
         f"{without_password(str(search.storage))}",
         f"How far     trials: {settings.trials}, epochs: up to {settings.epochs}, "
         f"{'up to ' * (settings.workers == AUTO)}{workers} at a time, {device}",
@@ -334,7 +334,7 @@ def describe_data(search: Search) -> list[str]:
         lines.append(_described_entities(corpus))
     if corpus.spans and agent.spans:
         answers = sum(bool(example.spans) for example in corpus.spans)
-        lines.append(f"{len(corpus.spans):,} texts to find evidence in, {answers:,} with some")
+        lines.append(f"{len(corpus.spans):,} texts to find answers in, {answers:,} with one")
     train, validation, test = (part.count(search.agent) for part in splits.parts)
     lines.append(
         f"split into {train:,} for training, {validation:,} for validation, {test:,} for the test "

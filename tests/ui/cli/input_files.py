@@ -78,7 +78,7 @@ FILES = [
     File(
         "titles.csv",
         csv("passage,asked,answer,start,title", *asked(6000, 16)),
-        ("agent        evidence",),
+        ("agent        question-answering (evidence)",),
         {
             "text": "passage",
             "question": "asked",

@@ -113,7 +113,7 @@ def write_settings(
     Returns lines that describe what was guessed.
     """
     guessed = guess_file(path, encoding, agent and agent_of(agent).name)
-    agent = agent or guessed.agent
+    agent = agent or agent_of(guessed.agent).usual_name
     _write(place, _for_table(path, place, guessed, agent, models, encoding), force=force)
     return [printable(line) for line in _guess_lines(path, place, guessed, agent, models)]
 
