@@ -254,7 +254,9 @@ def test_ratings_of_few_values_are_read_as_numbers_if_the_agent_says_so(tmp_path
     rows = [f"a text about day {i},{i % 5}" for i in range(60)]
     (tmp_path / "stars.csv").write_text(csv("text,stars", *rows))
     with inside(tmp_path):
-        assert "agent        classification (criteria)" in sm("init", "stars.csv", "-o", "classes.yaml")
+        assert "agent        classification (criteria)" in sm(
+            "init", "stars.csv", "-o", "classes.yaml"
+        )
         sm("init", "stars.csv", "--agent", "regression")
         assert read(tmp_path, "classes.yaml").train.label_names == tuple("01234")
         assert {e.value for e in read(tmp_path, "stars.yaml").train.numbers} == {0, 1, 2, 3, 4}
