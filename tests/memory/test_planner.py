@@ -88,6 +88,31 @@ def test_a_split_that_ran_out_of_memory_is_never_planned_again(
     raise AssertionError("it does not end before the engine ends it")
 
 
+def test_a_trial_that_always_runs_out_of_memory_ends_before_the_engine_ends_it() -> None:
+    """A small encoder on a large machine: seven sizes of micro-batches, each of which could get
+    four times its memory again and again."""
+    encoder = replace(
+        BERT_LARGE,
+        family="deberta-v2",
+        hidden=128,
+        inner=256,
+        heads=2,
+        embeddings=3_840_000,
+        by_layer=(132_224,) * 21,
+        after=128,
+        matrices=131_072,
+        largest=3_712_000,
+        span=512,
+    )
+    spec = Spec((encoder,), 192, 254, device="cpu", precision="fp32", dropout=False,
+                attention_dropout=False)  # fmt: skip
+    failed: list[Failed] = []
+    while isinstance(found := plan(spec, 100_000 * MIB, failed=failed), Plan):
+        failed.append(Failed(found.split, found.need.reserved))
+        assert len(failed) < MOST_REPLANS - 5
+    assert failed[-1].split.micro_batch == 1
+
+
 def test_a_small_trial_gets_more_memory_instead_of_a_tiny_micro_batch() -> None:
     """Splitting would save little: most of its memory are weights and the margin."""
     small = Spec((BERT_LARGE,), effective_batch=16, length=32, device="cpu")

@@ -124,12 +124,15 @@ def _with_more_memory(
     candidates: Sequence[Plan], failed: Sequence[Failed], budget: int
 ) -> list[Plan]:
     """Return the promising plans among those with more memory than their estimate, at last the
-    tightest one with the whole budget."""
+    tightest one with the whole budget. Once a split has failed with the whole budget, the others
+    get all of it at once."""
     found = []
     for plan in candidates:
         close = [f.memory for f in failed if not _needs_less(plan, f, _HALF)]
         memory = _GROWTH * max([plan.need.reserved, *close])
-        found += _given(plan, min(memory, budget - plan.need.context))
+        whole = budget - plan.need.context
+        exhausted = any(f.memory >= whole for f in failed)
+        found += _given(plan, whole if exhausted else min(memory, whole))
     promising = [plan for plan in found if _promising(plan, failed, _HALF)]
     if promising:
         return promising
