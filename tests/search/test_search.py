@@ -418,7 +418,7 @@ def test_ctrl_c_before_the_race_pauses_the_search(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("supermax.search.search.tfidf_baseline", interrupted)
+        patched.setattr("supermax.search.search.fitted_baseline", interrupted)
         paused = search_in(tmp_path, trials=2, race=2).run(progress=False)
     assert paused.summary.finished == 2
     assert paused.summary.stopped_by == "interrupt"

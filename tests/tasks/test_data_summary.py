@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from supermax.tasks.baselines import MOST_ROWS, tfidf_baseline, trivial_baseline
+from supermax.tasks.baselines import MOST_ROWS, fitted_baseline, trivial_baseline
 from supermax.tasks.data_summary import data_summary, shown_labels
 from supermax.tasks.truncation import Cut
 from supermax.training.data.examples import Corpus, Example
@@ -69,7 +69,7 @@ def test_baselines_are_of_what_the_agent_learns() -> None:
     splits = split(synthetic(60))
     assert "token_f1" not in trivial_baseline("criteria", splits.train, splits.validation)
     assert "macro_f1" not in trivial_baseline("evidence", splits.train, splits.validation)
-    found = tfidf_baseline("criteria", splits.train, splits.validation)
+    found = fitted_baseline("criteria", splits.train, splits.validation)
     assert found["rows"] == found["of"] == len(splits.train.classes)
     assert found["metrics"]["macro_f1"] > 0.5
     json.dumps(found, allow_nan=False)
@@ -77,5 +77,5 @@ def test_baselines_are_of_what_the_agent_learns() -> None:
 
 def test_texts_without_words_and_many_rows_stop_nothing() -> None:
     emoji = Corpus("x", ("a", "b"), tuple(row(f"{i}", "!?", i % 2) for i in range(MOST_ROWS + 9)))
-    found = tfidf_baseline("criteria", emoji, emoji)
+    found = fitted_baseline("criteria", emoji, emoji)
     assert found == {"metrics": {}, "rows": MOST_ROWS, "of": MOST_ROWS + 9}

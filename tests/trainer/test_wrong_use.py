@@ -40,7 +40,7 @@ def test_a_function_without_a_direction(tmp_path: Path) -> None:
 def test_load_if_exists_with_a_space(tmp_path: Path) -> None:
     space = supermax.space.loads("name: tiny\nparameters:\n  learning_rate: {choices: [1e-3]}")
     message = error_of(tiny.trainer(tmp_path), hp_space=space, load_if_exists=False)
-    assert "load_if_exists has no effect with a Space" in message
+    assert "load_if_exists=False has no effect with a Space" in message
 
 
 def test_a_model_init_with_two_arguments(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from supermax.search.settings import Settings
 from supermax.space import nest
 from supermax.space import space_of as recorded_space
 from supermax.studies import explain_write_errors
-from supermax.tasks.baselines import tfidf_baseline, trivial_baseline
+from supermax.tasks.baselines import fitted_baseline, trivial_baseline
 from supermax.tasks.objective import AgentObjective, configured, local_execution
 from supermax.tasks.preflight import DECODING
 from supermax.tasks.repeating import Repetition
@@ -141,7 +141,7 @@ def refit_note(
         "epochs": epochs,
         "learnt_from": len(train.used_by(agent).examples),
         "trivial": trivial_baseline(agent, train, splits.test),
-        "tfidf": tfidf_baseline(agent, train, splits.test),
+        "tfidf": fitted_baseline(agent, train, splits.test),
     }
 
 

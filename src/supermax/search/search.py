@@ -62,7 +62,7 @@ from supermax.studies import (
     stored_space,
     without_password,
 )
-from supermax.tasks.baselines import tfidf_baseline, trivial_baseline
+from supermax.tasks.baselines import fitted_baseline, trivial_baseline
 from supermax.tasks.data_notices import weaknesses
 from supermax.tasks.data_summary import data_summary
 from supermax.tasks.fits import footprints
@@ -468,7 +468,7 @@ class Search:
         if wait and "tfidf" not in found:
             self.busy("Computing the fitted baseline for the report.")
             try:
-                found["tfidf"] = tfidf_baseline(self.agent, splits.train, splits.validation)
+                found["tfidf"] = fitted_baseline(self.agent, splits.train, splits.validation)
             except KeyboardInterrupt:
                 return False
         _note(study, BASELINES, found)

@@ -16,7 +16,7 @@ MOST_ROWS = 5_000
 """Rows that TF-IDF is fitted on at most, which takes a few seconds of one core."""
 
 
-class TfidfBaseline(TypedDict):
+class FittedBaseline(TypedDict):
     """Metrics of the fitted baseline, as they are stored."""
 
     metrics: dict[str, float]
@@ -32,7 +32,7 @@ def trivial_baseline(agent: str, train: Corpus, validation: Corpus) -> dict[str,
     return _finite(trivial(train.used_by(agent), validation.used_by(agent)))
 
 
-def tfidf_baseline(agent: str, train: Corpus, validation: Corpus) -> TfidfBaseline:
+def fitted_baseline(agent: str, train: Corpus, validation: Corpus) -> FittedBaseline:
     """Fit the baseline of an agent on train, and return its metrics on validation."""
     train, validation = train.used_by(agent), validation.used_by(agent)
     sample = replace(

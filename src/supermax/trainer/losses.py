@@ -79,9 +79,10 @@ def _tested(
 
 @contextlib.contextmanager
 def _different_losses(model: nn.Module) -> Iterator[None]:
-    """Scale the last linear layer, so that examples have different losses."""
-    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    weight = layers[-1].weight.data if layers else torch.empty(0)
+    """Scale the last linear layer, so that examples have different losses. Those of an adapter
+    begin at 0."""
+    linear = [module.weight.data for module in model.modules() if isinstance(module, nn.Linear)]
+    weight = next((each for each in reversed(linear) if each.any()), torch.empty(0))
     before = weight.clone()
     weight.mul_(_SCALE)
     try:

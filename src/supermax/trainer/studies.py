@@ -46,10 +46,10 @@ def _open(space: Space | None, storage: Any, directions: list[str], options: Any
     own = {name: options[name] for name in ("sampler", "pruner") if name in options}
     name = options.get("study_name")
     if space is not None:
-        if "load_if_exists" in options:
+        if not options.get("load_if_exists", True):
             raise UserError(
-                "load_if_exists has no effect with a Space: its study is continued, or a next "
-                "version of it opened. Leave it out."
+                "load_if_exists=False has no effect with a Space: its study is continued, or a "
+                "next version of it opened. Leave it out, or pass another study_name."
             )
         return open_study(space, storage=storage, name=name, directions=directions, **own)
     return optuna.create_study(

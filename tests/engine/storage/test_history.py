@@ -65,7 +65,7 @@ def test_history_has_what_the_storage_has(kind: str, tmp_path: Path) -> None:
     study = optuna.create_study(storage=STORAGES[kind](tmp_path))
     storage, study_id = study._storage, study._study_id
     history, chance = TrialHistory(study_id), random.Random(0)
-    read, running = reader(storage, history), []
+    read, running = reader(storage, history, {}), []
     for _ in range(40):
         match chance.choice(["ask", "ask", "enqueue", "tell", "tell", "read"]):
             case "ask":
@@ -106,7 +106,7 @@ def test_a_study_is_read_in_blocks_and_equal_parts_are_kept_once(
 ) -> None:
     storage = optuna.storages.get_storage(url)
     history = TrialHistory(many._study_id)
-    read = reader(storage, history)
+    read = reader(storage, history, {})
     history.update(read())
     assert history.trials == many.trials
     assert {t.number for t in history.unfinished()} == {0, 5, 10}
@@ -127,7 +127,7 @@ def test_names_that_are_no_plain_text_stay_in_a_storage_in_memory() -> None:
     trial.set_user_attr("counts", {0: 5, Key.RATE: [{1: 2}]})
     study.tell(trial, 1.0)
     history = TrialHistory(study._study_id)
-    history.update(reader(study._storage, history)())
+    history.update(reader(study._storage, history, {})())
     assert history.finished == study.trials
     assert history.finished[0].user_attrs == {"counts": {0: 5, "rate": [{1: 2}]}}
 
@@ -279,6 +279,27 @@ def test_the_end_of_a_trial_reads_that_trial_alone_however_many_are_running(
     assert counts["trials"] <= 10 + 20  # each by itself, and all at most once within a second
     ended = [t.number for t in inner.get_all_trials(study._study_id) if t.state.is_finished()]
     assert [t.number for t in storage.history(now=True).finished] == ended == list(range(10))
+    cached = inner._studies[study._study_id].trials
+    assert all(cached[t.number] is t for t in storage.history().finished)  # in memory once
+
+
+def test_own_running_trials_are_not_read_until_another_program_ends_them(
+    study: optuna.Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner, storage = study._storage, wrapped(study)
+    assert isinstance(inner, _CachedStorage)
+    study.tell(study.ask(), 1.0)
+    trials = [study.ask() for _ in range(20)]
+    study.tell(study.ask(), 1.0)  # the newest: Optuna always reads the trials after it
+    storage.history(now=True)
+    elsewhere = optuna.load_study(
+        study_name=study.study_name, storage=str(inner._backend.engine.url)
+    )
+    elsewhere._storage.set_trial_state_values(trials[3]._trial_id, TrialState.FAIL)
+    with counted(inner, monkeypatch) as counts:
+        assert [t.number for t in storage.history(now=True).finished][-1] == trials[3].number
+    assert counts["trials"] <= 3
+    assert len(storage.history().unfinished()) == 19
 
 
 def test_parameters_that_are_sampled_together_are_one_transaction(

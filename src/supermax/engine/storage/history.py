@@ -35,6 +35,7 @@ class TrialHistory:
         """Finished trials in the order in which they were seen. It only grows: a consumer that
         remembers its length finds the new ones at the end."""
         self._unfinished: set[int] = set()  # numbers
+        self._ended: list[FrozenTrial] = []  # those taken over alone since the last read
         self.parts = EqualParts()
 
     def update(self, found: Mapping[int, FrozenTrial] | Sequence[FrozenTrial]) -> None:
@@ -68,7 +69,13 @@ class TrialHistory:
         if trial.number not in self._unfinished:
             return False
         self._replace(trial)
+        self._ended.append(trial)
         return True
+
+    def pop_ended(self) -> list[FrozenTrial]:
+        """Return the trials that `end` has taken over since the last call."""
+        ended, self._ended = self._ended, []
+        return ended
 
     def prefer(self, trials: Iterable[FrozenTrial]) -> None:
         """Replace RUNNING trials by this run's own copies, which it updates as it writes."""
@@ -119,19 +126,42 @@ def _name(key: str) -> str:
 
 
 def reader(
-    storage: BaseStorage, history: TrialHistory
+    storage: BaseStorage, history: TrialHistory, own: Mapping[int, FrozenTrial]
 ) -> Callable[[], Mapping[int, FrozenTrial] | Sequence[FrozenTrial]]:
-    """Return the function that reads the trials of a study, for `TrialHistory.update`."""
+    """Return the function that reads the trials of a study, for `TrialHistory.update`. `own`: this
+    run's copies of RUNNING trials by id, which need no reading."""
     if isinstance(storage, _CachedStorage):
-        return partial(_from_cache, storage, history)
+        return partial(_from_cache, storage, history, own)
     return partial(storage.get_all_trials, history.study_id, deepcopy=False)
 
 
-def _from_cache(storage: _CachedStorage, history: TrialHistory) -> Mapping[int, FrozenTrial]:
+def _from_cache(
+    storage: _CachedStorage, history: TrialHistory, own: Mapping[int, FrozenTrial]
+) -> Mapping[int, FrozenTrial]:
     """Return the trials of Optuna's cache after it has fetched the changed ones, unsorted."""
     fill_cache(storage, history.study_id, history.parts)
-    storage._read_trials_from_remote_storage(history.study_id)
-    return storage._studies[history.study_id].trials
+    study = storage._studies[history.study_id]
+    running = _running(storage._backend, history.study_id) if own else set()
+    skipped = study.unfinished_trial_ids & own.keys() & running
+    with storage._lock:
+        study.unfinished_trial_ids -= skipped
+    try:
+        storage._read_trials_from_remote_storage(history.study_id)
+    finally:
+        with storage._lock:
+            study.unfinished_trial_ids |= skipped
+    with storage._lock:  # which has read them once more: one copy is enough
+        storage._add_trials_to_cache(history.study_id, history.pop_ended())
+    return study.trials
+
+
+def _running(backend: RDBStorage, study_id: int) -> set[int]:
+    """Return the ids of the RUNNING trials in a database."""
+    query = select(TrialModel.trial_id).where(
+        TrialModel.study_id == study_id, TrialModel.state == TrialState.RUNNING
+    )
+    with _create_scoped_session(backend.scoped_session) as session:
+        return set(session.scalars(query))
 
 
 def read_finished(storage: BaseStorage, trial_id: int) -> FrozenTrial:

@@ -84,7 +84,7 @@ class PatientStorage(BaseStorage):
         self._held: rdb.Parameters | None = None  # those of one trial, to be written together
         self._file = file
         self._history = TrialHistory(study._study_id)
-        self._read = reader(inner, self._history)
+        self._read = reader(inner, self._history, self._cached_trials)
         self._read_at = -math.inf  # moment of the last read; -inf: the next use reads again
 
     def _do(self, action: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

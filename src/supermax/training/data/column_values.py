@@ -1,4 +1,4 @@
-"""What the cells of a column look like: words, questions, classes, names of groups."""
+"""Tests of the cells of a column: do they hold words, questions, classes, names of groups?"""
 
 from __future__ import annotations
 
